@@ -1,0 +1,34 @@
+package model
+
+import "net/netip"
+
+// NodeFacts is what one family needs to know of the node the agent runs on.
+type NodeFacts struct {
+	// Name is the node's name, trimmed and lower-cased.
+	Name string
+	// Known says that a Node object of that name exists.
+	Known bool
+	// Zone is the label topology.kubernetes.io/zone, empty without one.
+	Zone string
+	// Addresses are the node's InternalIPs, then its ExternalIPs, of the family in
+	// the order of the object; the first is the primary one.
+	Addresses []netip.Addr
+	// PodCIDRs are the ranges of the family that the node's pods get addresses from.
+	PodCIDRs []netip.Prefix
+}
+
+// Primary is the node's first address of the family, the zero Addr without one.
+func (n NodeFacts) Primary() netip.Addr {
+	if len(n.Addresses) == 0 {
+		return netip.Addr{}
+	}
+	return n.Addresses[0]
+}
+
+// Snapshot is what one family of the cluster looked like at one moment. It is
+// lent to one sync; its maps must not be changed.
+type Snapshot struct {
+	Node      NodeFacts
+	Services  map[ServicePortName]ServicePort
+	Endpoints map[ServicePortName][]Endpoint
+}
