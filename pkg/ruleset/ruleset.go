@@ -229,9 +229,9 @@ func (t Transaction) IsEmpty() bool {
 	return true
 }
 
-// Jump is a rule of ours in a chain that is not ours: the way in from a built-in
+// Hook is a rule of ours in a chain that is not ours: the way in from a built-in
 // chain.
-type Jump struct {
+type Hook struct {
 	From ChainID
 	Rule Rule
 }
