@@ -1,0 +1,145 @@
+// Package httpserver is how the agent listens: an HTTP server with limits on what
+// a caller may cost, whose failed bind is tried again instead of ending the agent.
+package httpserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// The limits of every server. Probes and scrapes are small GET requests; the
+// limits keep a slow or chatty caller from holding memory or file descriptors.
+const (
+	headerTimeout  = 5 * time.Second
+	readTimeout    = 10 * time.Second
+	idleTimeout    = 90 * time.Second
+	maxHeaderBytes = 16 << 10
+	maxBodyBytes   = 64 << 10
+)
+
+// DefaultWriteTimeout is how long a response may take where nothing else is said.
+const DefaultWriteTimeout = 15 * time.Second
+
+// retryInterval is the pause after a failed bind, kube-proxy's five seconds.
+const retryInterval = 5 * time.Second
+
+// drainTime is how long running requests may take to end when the agent stops.
+const drainTime = time.Second
+
+// New returns an HTTP server for handler with the limits set. It logs nothing of
+// its own: a port scan is not the operator's problem.
+func New(handler http.Handler, writeTimeout time.Duration) *http.Server {
+	return &http.Server{
+		Handler:           http.MaxBytesHandler(handler, maxBodyBytes),
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       readTimeout,
+		WriteTimeout:      writeTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          quiet(),
+	}
+}
+
+// Server serves one handler on one address for as long as the agent runs.
+type Server struct {
+	// Name says in logs and errors which server it is: "health", "metrics".
+	Name string
+	// Address is the host:port to listen on. Empty turns the server off.
+	Address string
+	Handler http.Handler
+	// HardFail ends Run with an error when the address cannot be listened on. Without
+	// it the bind is tried again every five seconds.
+	HardFail bool
+	// WriteTimeout is the longest that a response may take; 0 means DefaultWriteTimeout.
+	WriteTimeout time.Duration
+	// Failed, if not nil, hears of a bind that failed: once, until one succeeds again.
+	Failed func(error)
+}
+
+// Run serves until ctx is done and then returns nil. It returns an error only with
+// HardFail.
+func (s Server) Run(ctx context.Context) error {
+	if s.Address == "" {
+		<-ctx.Done()
+		return nil
+	}
+	failing := false
+	for {
+		err := s.serve(ctx, func() { failing = false })
+		if ctx.Err() != nil {
+			return nil
+		}
+		if !failing && s.Failed != nil {
+			s.Failed(err)
+		}
+		if s.HardFail {
+			return err
+		}
+		if !failing {
+			klog.FromContext(ctx).Error(err, "Cannot serve, will keep trying", "server", s.Name, "retryEvery", retryInterval)
+		}
+		failing = true
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(retryInterval):
+		}
+	}
+}
+
+// serve listens and serves until ctx is done or something fails; bound is called
+// when the address is ours.
+func (s Server) serve(ctx context.Context, bound func()) error {
+	var lc net.ListenConfig
+	listener, err := lc.Listen(ctx, "tcp", s.Address)
+	if err != nil {
+		return s.explain(err)
+	}
+	bound()
+	klog.FromContext(ctx).V(2).Info("Serving", "server", s.Name, "address", listener.Addr().String())
+
+	timeout := s.WriteTimeout
+	if timeout == 0 {
+		timeout = DefaultWriteTimeout
+	}
+	server := New(s.Handler, timeout)
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+		defer cancel()
+		if server.Shutdown(drain) != nil {
+			server.Close() //nolint:errcheck // it only says again that a connection was open
+		}
+	})
+	err = server.Serve(listener)
+	if !stop() {
+		<-stopped
+		return nil
+	}
+	server.Close() //nolint:errcheck // the error that matters is the one from Serve
+	return fmt.Errorf("serve %s on %s: %w", s.Name, s.Address, err)
+}
+
+// explain adds to a failed bind who has the port, as far as that can be seen.
+func (s Server) explain(err error) error {
+	err = fmt.Errorf("listen for %s: %w", s.Name, err)
+	if !isAddressInUse(err) {
+		return err
+	}
+	if holder := portHolder("/proc", s.Address); holder != "" {
+		return fmt.Errorf("%w: held by %s", err, holder)
+	}
+	return fmt.Errorf("%w: is another kube-proxy or miniproxy running on this node?", err)
+}
+
+// ErrClosed reports whether err only says that a server was closed on purpose.
+func ErrClosed(err error) bool {
+	return errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed)
+}
