@@ -1,0 +1,105 @@
+# Every rung of the test ladder is one target; `make` alone lists them.
+# docs/testing.md says what each of them needs and proves.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+GO ?= go
+IMAGE ?= miniproxy:dev
+FUZZTIME ?= 5s
+# What test results are written to, for check to add up.
+RESULTS ?= bin/results
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+MODULE := github.com/miniproxy/miniproxy
+# Packages whose tests need root: those that reach pkg/lab/labtest.
+ROOT_PACKAGES = $(shell $(GO) list -test -f '{{$$p := .ForTest}}{{range .Deps}}{{if eq . "$(MODULE)/pkg/lab/labtest"}}{{$$p}}{{"\n"}}{{end}}{{end}}' ./... | grep -v '/test/e2e$$' | sort -u)
+PACKAGES = $(shell $(GO) list ./... | grep -v '/test/e2e$$')
+
+# Programs that need root are started with sudo by everybody else.
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo 'sudo --preserve-env')
+AS_ROOT := $(if $(SUDO),-exec '$(SUDO)')
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: setup
+setup: ## install what the demo and the tests run: iptables, conntrack, iproute2, curl
+	hack/setup.sh
+
+.PHONY: build
+build: ## build bin/miniproxy, a static binary
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/miniproxy ./cmd/miniproxy
+
+.PHONY: demo
+demo: setup build ## show the main job in network namespaces: no cluster needed, root is
+	$(SUDO) bin/miniproxy demo
+
+.PHONY: check
+check: ## everything that CI runs
+	hack/check.sh
+
+.PHONY: test
+test: bin/tally ## tests that need nothing; those that need root are skipped without it
+	$(GO) test -json -race -shuffle=on $(PACKAGES) | bin/tally -o $(RESULTS)/$@
+
+# The rest of test, for check: root-test runs every test of its packages.
+.PHONY: unit-test
+unit-test: bin/tally
+	$(GO) test -json -race -shuffle=on $(filter-out $(ROOT_PACKAGES),$(PACKAGES)) | bin/tally -o $(RESULTS)/$@
+
+.PHONY: fuzz
+fuzz: bin/tally ## every fuzz target for FUZZTIME (5s)
+	GO='$(GO)' hack/fuzz.sh $(FUZZTIME) | bin/tally -o $(RESULTS)/$@
+
+.PHONY: root-test
+root-test: bin/tally ## tests against the kernel, in network namespaces: needs root
+	MINIPROXY_REQUIRE_ROOT=1 $(GO) test -json -race -shuffle=on $(AS_ROOT) $(ROOT_PACKAGES) | bin/tally -o $(RESULTS)/$@
+
+.PHONY: e2e
+e2e: build bin/tally ## the binary, a real API server, real packets, both backends: needs root
+	MINIPROXY_REQUIRE_ROOT=1 $(GO) test -json -timeout 60m $(AS_ROOT) ./test/e2e | bin/tally -o $(RESULTS)/$@
+
+.PHONY: kind-test
+kind-test: bin/tally ## hack/kind-config.yaml and the kind scripts, judged by kind's own code
+	$(GO) -C test/kind test -json -count=1 ./... | bin/tally -o $(RESULTS)/$@
+
+.PHONY: lint
+lint: bin/staticcheck ## gofmt, vet, staticcheck, errorlint, shellcheck
+	GO='$(GO)' hack/lint.sh
+
+.PHONY: image
+image: ## build the container image IMAGE (miniproxy:dev); needs Docker
+	docker build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
+
+.PHONY: kind-up
+kind-up: image ## a kind cluster with miniproxy in the place of kube-proxy; needs Docker and kind
+	IMAGE=$(IMAGE) hack/kind-up.sh
+
+.PHONY: kind-e2e
+kind-e2e: ## curl a ClusterIP and a NodePort in that cluster
+	hack/kind-e2e.sh
+
+.PHONY: kind-down
+kind-down: ## delete that cluster
+	hack/kind-down.sh
+
+.PHONY: clean
+clean: ## delete bin
+	rm -rf bin
+
+# go's own cache decides what is stale.
+.PHONY: bin/tally
+bin/tally:
+	@mkdir -p $(RESULTS)
+	@$(GO) build -o bin/tally ./hack/tally
+
+# One directory of linters, at the versions that hack/tools/go.mod pins.
+.PHONY: bin/staticcheck
+bin/staticcheck:
+	@GOBIN=$(CURDIR)/bin $(GO) -C hack/tools install tool

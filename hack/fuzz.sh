@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Runs every fuzz target of the module, one after the other: go test fuzzes one at a
+# time.
+#
+#   hack/fuzz.sh [TIME]
+#
+# TIME is how long each gets (5s). Prints go test's JSON events.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+go=${GO:-go}
+time=${1:-5s}
+status=0
+
+# A line "Fuzz…" names a target of the package in the next "ok" line.
+targets=$("$go" test -list '^Fuzz' ./... | awk '/^Fuzz/ { names = names " " $1 } /^ok/ { n = split(names, a, " "); for (i = 1; i <= n; i++) print a[i], $2; names = "" }')
+while read -r target package; do
+	"$go" test -json -run '^$' -fuzz "^$target\$" -fuzztime "$time" "$package" || status=1
+done <<<"$targets"
+exit "$status"
