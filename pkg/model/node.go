@@ -1,6 +1,9 @@
 package model
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // NodeFacts is what one family needs to know of the node the agent runs on.
 type NodeFacts struct {
@@ -15,6 +18,12 @@ type NodeFacts struct {
 	Addresses []netip.Addr
 	// PodCIDRs are the ranges of the family that the node's pods get addresses from.
 	PodCIDRs []netip.Prefix
+}
+
+// Equal reports whether both say the same.
+func (n NodeFacts) Equal(o NodeFacts) bool {
+	return n.Name == o.Name && n.Known == o.Known && n.Zone == o.Zone &&
+		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.PodCIDRs, o.PodCIDRs)
 }
 
 // Primary is the node's first address of the family, the zero Addr without one.

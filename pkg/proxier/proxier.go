@@ -1,0 +1,191 @@
+// Package proxier keeps one family's rules in the kernel equal to what the cluster
+// says. It decides what to write, when, and in which order; what rules say is
+// pkg/render's business, and how they get into the kernel pkg/iptables'.
+package proxier
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/pkg/render"
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+	"github.com/miniproxy/miniproxy/pkg/tracker"
+)
+
+// Kernel is what the proxier needs of the kernel's tables of one family.
+type Kernel interface {
+	// Restore applies iptables-restore input without flushing anything that is not in
+	// it; each table in it is applied whole or not at all.
+	Restore(ctx context.Context, input []byte) error
+	// ChainNames lists the chains of a table.
+	ChainNames(ctx context.Context, table ruleset.Table) ([]string, error)
+	// EnsureChain creates a chain if it does not exist.
+	EnsureChain(ctx context.Context, id ruleset.ChainID) (created bool, err error)
+	// EnsureHooks makes each hook stand once in its chain, in this order, and says
+	// what it had to do for that.
+	EnsureHooks(ctx context.Context, hooks []ruleset.Hook) (changes []string, err error)
+}
+
+// Tracker is where the proxier learns what the cluster says.
+type Tracker interface {
+	Take() (model.Snapshot, tracker.Changes)
+}
+
+// Observer hears of every sync. It is called from the sync loop, which waits for it.
+type Observer interface {
+	Synced(ctx context.Context, result Result)
+}
+
+// Result says what a sync did.
+type Result struct {
+	Family model.Family
+	// Err is why the sync failed; nil if the kernel now holds what the cluster says.
+	Err error
+	// Full says that everything was written anew, nothing being known of the kernel.
+	Full     bool
+	Duration time.Duration
+	// Snapshot is what the rules were made from, valid until the next sync.
+	Snapshot model.Snapshot
+	// Changes is what was new in it. After failed syncs it holds their changes too.
+	Changes tracker.Changes
+	// Total and Written count the rules that the kernel holds, and that were written
+	// by this sync, by table.
+	Total, Written map[ruleset.Table]int
+	// NoLocalInternal and NoLocalExternal count Service ports whose traffic of policy
+	// Local is dropped here although there are endpoints elsewhere.
+	NoLocalInternal, NoLocalExternal int
+	// Conflicts are the frontends that more than one Service claims.
+	Conflicts []render.Conflict
+}
+
+// Proxier keeps the rules of one family. Its methods other than ForceFull are for
+// one goroutine.
+type Proxier struct {
+	family   model.Family
+	tracker  Tracker
+	kernel   Kernel
+	options  func(model.NodeFacts) (render.Options, error)
+	observer Observer
+
+	// doubt says that the kernel may hold anything: write all of it.
+	doubt doubt
+	// hooksChecked is when the jump rules were last looked at.
+	hooksChecked time.Time
+
+	opts      render.Options
+	units     map[model.ServicePortName]*render.Unit
+	ledger    *ledger
+	conflicts []render.Conflict
+	// unsynced are the changes since the last sync that succeeded.
+	unsynced tracker.Changes
+}
+
+// New returns a proxier that has not looked at anything yet. The function options
+// says how the node's facts and the configuration make up the rendering options at
+// this moment.
+func New(family model.Family, source Tracker, kernel Kernel,
+	options func(model.NodeFacts) (render.Options, error), observer Observer) *Proxier {
+	p := &Proxier{
+		family:   family,
+		tracker:  source,
+		kernel:   kernel,
+		options:  options,
+		observer: observer,
+		ledger:   newLedger(),
+	}
+	p.doubt.raise("start")
+	return p
+}
+
+// ForceFull makes the next sync write everything, whatever was written before. It
+// may be called by anybody, at any time.
+func (p *Proxier) ForceFull(reason string) { p.doubt.raise(reason) }
+
+// Sync brings the kernel in line with the cluster. A sync that fails loses nothing:
+// the next one writes everything anew.
+func (p *Proxier) Sync(ctx context.Context) error {
+	start := time.Now()
+	reason, full := p.doubt.settle()
+	snapshot, changes := p.tracker.Take()
+	p.unsynced = join(p.unsynced, changes)
+	if full {
+		p.ledger = newLedger()
+		p.units = map[model.ServicePortName]*render.Unit{}
+	}
+
+	w := newWriter(p.kernel, p.ledger)
+	err := p.syncProxyRules(ctx, w, snapshot, full)
+	if err != nil {
+		p.doubt.raise("the last sync failed")
+	}
+
+	result := Result{
+		Family:    p.family,
+		Err:       err,
+		Full:      full,
+		Duration:  time.Since(start),
+		Snapshot:  snapshot,
+		Changes:   p.unsynced,
+		Total:     maps.Clone(p.ledger.rules),
+		Written:   w.rules,
+		Conflicts: p.conflicts,
+	}
+	result.NoLocalInternal, result.NoLocalExternal = countNoLocal(p.units)
+	if err == nil {
+		p.unsynced = tracker.Changes{}
+		logResult(klog.FromContext(ctx), result, reason)
+	}
+	p.observer.Synced(ctx, result)
+	return err
+}
+
+func countNoLocal(units map[model.ServicePortName]*render.Unit) (internal, external int) {
+	for _, unit := range units {
+		if unit.NoLocalInternal {
+			internal++
+		}
+		if unit.NoLocalExternal {
+			external++
+		}
+	}
+	return internal, external
+}
+
+// join adds later changes to earlier ones.
+func join(earlier, later tracker.Changes) tracker.Changes {
+	return tracker.Changes{
+		ServicePorts: merge(earlier.ServicePorts, later.ServicePorts),
+		Triggers:     slices.Concat(earlier.Triggers, later.Triggers),
+	}
+}
+
+// merge returns the names that are in a or b, sorted.
+func merge(a, b []model.ServicePortName) []model.ServicePortName {
+	names := slices.Concat(a, b)
+	slices.SortFunc(names, model.ServicePortName.Compare)
+	return slices.Compact(names)
+}
+
+// logResult writes one line for a sync that succeeded. One that failed is logged by
+// whoever asked for it.
+func logResult(logger klog.Logger, r Result, reason string) {
+	fields := []any{
+		"elapsed", r.Duration,
+		"numServices", len(r.Snapshot.Services),
+		"changed", len(r.Changes.ServicePorts),
+		"numFilterRules", r.Total[ruleset.Filter],
+		"numNATRules", r.Total[ruleset.NAT],
+		"writtenFilterRules", r.Written[ruleset.Filter],
+		"writtenNATRules", r.Written[ruleset.NAT],
+	}
+	if r.Full {
+		logger.Info("Wrote all rules", append(fields, "reason", reason)...)
+		return
+	}
+	logger.V(2).Info("Synced the rules", fields...)
+}

@@ -1,0 +1,159 @@
+package proxier
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/pkg/render"
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+)
+
+// hookPeriod is how long the jump rules are trusted to stand where they were put.
+const hookPeriod = 30 * time.Second
+
+// syncProxyRules renders what may have changed and writes what did, bottom-up: what
+// others jump to, then what jumps to it, then what leads in, then the removal of
+// what is no longer led to.
+func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.Snapshot, full bool) error {
+	opts, err := p.options(snapshot.Node)
+	if err != nil {
+		return err
+	}
+	dirty := p.unsynced.ServicePorts
+	if full || !opts.Equal(p.opts) {
+		dirty = merge(dirty, slices.Collect(maps.Keys(snapshot.Services)))
+		p.opts = opts
+	}
+
+	for _, chain := range render.Fixed(opts) {
+		w.write(chain)
+	}
+	gone, err := p.writeUnits(ctx, w, snapshot, dirty)
+	if err != nil {
+		return err
+	}
+	if len(dirty) > 0 || full {
+		p.writeDispatch(ctx, w)
+	}
+	if err := w.removeAll(ctx, gone); err != nil {
+		return err
+	}
+	if full || time.Since(p.hooksChecked) >= hookPeriod {
+		if err := p.ensureHooks(ctx); err != nil {
+			return err
+		}
+	}
+	if full {
+		return p.sweep(ctx, w)
+	}
+	return nil
+}
+
+// writeUnits writes the chains of the given Service ports. It returns the chains
+// that they no longer have; those can go when nothing leads there any more.
+func (p *Proxier) writeUnits(ctx context.Context, w *writer, snapshot model.Snapshot,
+	names []model.ServicePortName) (gone []ruleset.ChainID, err error) {
+	for _, name := range names {
+		var unit render.Unit
+		if port, exists := snapshot.Services[name]; exists {
+			unit = render.ServicePort(port, snapshot.Endpoints[name], p.opts)
+		}
+		for _, chain := range unit.Chains {
+			w.write(chain)
+		}
+		gone = append(gone, p.replaceUnit(name, unit)...)
+		if err := w.flushIfFull(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return gone, nil
+}
+
+// replaceUnit takes a unit, or the empty one of a Service port that is gone, into
+// account. It returns the chains that the Service port no longer has, those that
+// jump before those that are jumped to.
+func (p *Proxier) replaceUnit(name model.ServicePortName, unit render.Unit) (gone []ruleset.ChainID) {
+	kept := make(map[string]bool, len(unit.Chains))
+	for i := range unit.Chains {
+		kept[unit.Chains[i].Name] = true
+		unit.Chains[i].Rules = nil // the ledger remembers their hash
+	}
+	if old := p.units[name]; old != nil {
+		for _, chain := range slices.Backward(old.Chains) {
+			if !kept[chain.Name] {
+				gone = append(gone, chain.ChainID)
+			}
+		}
+	}
+	if len(unit.Entries) == 0 {
+		delete(p.units, name)
+	} else {
+		p.units[name] = &unit
+	}
+	return gone
+}
+
+// writeDispatch writes the chains that lead packets into those of the units.
+func (p *Proxier) writeDispatch(ctx context.Context, w *writer) {
+	chains, conflicts := render.Dispatch(p.units, p.opts)
+	for _, chain := range chains {
+		w.write(chain)
+	}
+	if slices.Equal(conflicts, p.conflicts) {
+		return
+	}
+	p.conflicts = conflicts
+	for _, c := range conflicts {
+		klog.FromContext(ctx).Info("Several Services claim one address and port; the oldest has it",
+			"address", c.Frontend.Addr, "port", c.Frontend.Port, "protocol", c.Frontend.Protocol,
+			"servedBy", c.Winner.String(), "notServed", c.Loser.String())
+	}
+}
+
+// ensureHooks makes sure that packets find their way into the chains. After the
+// first full write this is the moment from which the rules count.
+func (p *Proxier) ensureHooks(ctx context.Context) error {
+	for _, id := range render.SharedChains() {
+		if _, err := p.kernel.EnsureChain(ctx, id); err != nil {
+			return fmt.Errorf("make sure of chain %s: %w", id, err)
+		}
+	}
+	changes, err := p.kernel.EnsureHooks(ctx, render.Hooks())
+	for _, change := range changes {
+		klog.FromContext(ctx).Info("Put a jump rule in place", "change", change)
+	}
+	if err != nil {
+		return fmt.Errorf("make sure of the jump rules: %w", err)
+	}
+	p.hooksChecked = time.Now()
+	return nil
+}
+
+// sweep removes chains that the kernel has from a former life of the agent, or from
+// a kube-proxy, and that nobody claims now. No rule of ours leads there any more; if
+// one of somebody else's does, the kernel keeps them, which harms no packet.
+func (p *Proxier) sweep(ctx context.Context, w *writer) error {
+	names, err := p.kernel.ChainNames(ctx, ruleset.NAT)
+	if err != nil {
+		return fmt.Errorf("list the chains of table nat: %w", err)
+	}
+	var stale []ruleset.ChainID
+	for _, name := range names {
+		id := ruleset.ChainID{Table: ruleset.NAT, Name: name}
+		if _, claimed := p.ledger.chains[id]; !claimed && render.IsPerService(id) {
+			stale = append(stale, id)
+		}
+	}
+	slices.SortFunc(stale, render.CompareForRemoval)
+	if err := w.removeAll(ctx, stale); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not remove chains left over from before; no rule of ours uses them",
+			"chains", len(stale))
+	}
+	return nil
+}

@@ -1,0 +1,118 @@
+package render
+
+import (
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+)
+
+// Fixed renders the chains that do not depend on any Service.
+func Fixed(opts Options) []ruleset.Chain {
+	chains := []ruleset.Chain{forward(opts), markMasq(opts), postrouting(opts)}
+	if opts.NodePorts.Loopback {
+		chains = append([]ruleset.Chain{guardLoopback(opts)}, chains...)
+	}
+	return chains
+}
+
+// guardLoopback closes what route_localnet opens: with it the kernel would accept a
+// neighbour's packet to 127.0.0.1 from the wire (CVE-2020-8558). Answers, and what
+// was rewritten from a node port, have such addresses rightly.
+func guardLoopback(opts Options) ruleset.Chain {
+	loopback := opts.Family.Loopback()
+	return ruleset.Chain{ChainID: filterChain(FirewallChain), Rules: []ruleset.Rule{{
+		Matches: []ruleset.Match{
+			ruleset.Source{Prefix: loopback, Not: true},
+			ruleset.Destination{Prefix: loopback},
+			ruleset.Conntrack{States: ruleset.Related | ruleset.Established | ruleset.DNATed, Not: true},
+		},
+		Comment: "block incoming localnet connections",
+		Action:  ruleset.Drop{},
+	}}}
+}
+
+// forward accepts forwarded Service traffic even if FORWARD's policy is to drop,
+// as Docker sets it.
+func forward(opts Options) ruleset.Chain {
+	var rules []ruleset.Rule
+	if opts.DropInvalid {
+		matches := []ruleset.Match{ruleset.Conntrack{States: ruleset.Invalid}}
+		if opts.InvalidAccount != "" {
+			matches = append(matches, ruleset.NFAcct{Name: opts.InvalidAccount})
+		}
+		rules = append(rules, ruleset.Rule{Matches: matches, Action: ruleset.Drop{}})
+	}
+	rules = append(rules,
+		ruleset.Rule{
+			Matches: []ruleset.Match{ruleset.Mark{Value: opts.MasqueradeMark, Mask: opts.MasqueradeMark}},
+			Comment: "kubernetes forwarding rules",
+			Action:  ruleset.Accept{},
+		},
+		// The mark is on a connection's first packet only; this is for the rest.
+		ruleset.Rule{
+			Matches: []ruleset.Match{ruleset.Conntrack{States: ruleset.Related | ruleset.Established}},
+			Comment: "kubernetes forwarding conntrack rule",
+			Action:  ruleset.Accept{},
+		})
+	return ruleset.Chain{ChainID: filterChain(forwardChain), Rules: rules}
+}
+
+func markMasq(opts Options) ruleset.Chain {
+	set := ruleset.SetMark{Value: opts.MasqueradeMark, Mask: opts.MasqueradeMark}
+	return ruleset.Chain{ChainID: natChain(markMasqChain), Rules: []ruleset.Rule{{Action: set}}}
+}
+
+// postrouting masquerades what was marked. The mark is cleared first: it would stay
+// on a packet that goes on in a tunnel, whose outer packet would then be masqueraded
+// too (kubernetes/kubernetes#88986).
+func postrouting(opts Options) ruleset.Chain {
+	mark := opts.MasqueradeMark
+	return ruleset.Chain{ChainID: natChain(postroutingChain), Rules: []ruleset.Rule{
+		{Matches: []ruleset.Match{ruleset.Mark{Value: mark, Mask: mark, Not: true}}, Action: ruleset.Return{}},
+		{Action: ruleset.SetMark{Value: mark}},
+		{
+			Comment: "kubernetes service traffic requiring SNAT",
+			Action:  ruleset.Masquerade{RandomFully: opts.RandomFully},
+		},
+	}}
+}
+
+// Hooks lists the rules that lead from the built-in chains into ours, in the order
+// in which they stand there. Install, check, repair and cleanup all walk this list.
+//
+// The filter table is asked about new connections only, so that refusing a Service
+// that lost its endpoints leaves open connections alone.
+func Hooks() []ruleset.Hook {
+	fresh := []ruleset.Match{ruleset.Conntrack{States: ruleset.New}}
+	const portals, external = "kubernetes service portals", "kubernetes externally-visible service portals"
+	const firewall, health = "kubernetes load balancer firewall", "kubernetes health check service ports"
+	return []ruleset.Hook{
+		hook(ruleset.NAT, "PREROUTING", nil, portals, servicesChain),
+		hook(ruleset.NAT, "OUTPUT", nil, portals, servicesChain),
+		hook(ruleset.NAT, "POSTROUTING", nil, "kubernetes postrouting rules", postroutingChain),
+
+		hook(ruleset.Filter, "INPUT", nil, "", FirewallChain),
+		hook(ruleset.Filter, "INPUT", fresh, firewall, proxyFirewallChain),
+		hook(ruleset.Filter, "INPUT", nil, health, nodePortsChain),
+		hook(ruleset.Filter, "INPUT", fresh, external, externalServicesChain),
+
+		hook(ruleset.Filter, "FORWARD", fresh, firewall, proxyFirewallChain),
+		hook(ruleset.Filter, "FORWARD", nil, "kubernetes forwarding rules", forwardChain),
+		hook(ruleset.Filter, "FORWARD", fresh, portals, servicesChain),
+		hook(ruleset.Filter, "FORWARD", fresh, external, externalServicesChain),
+
+		hook(ruleset.Filter, "OUTPUT", nil, "", FirewallChain),
+		hook(ruleset.Filter, "OUTPUT", fresh, firewall, proxyFirewallChain),
+		hook(ruleset.Filter, "OUTPUT", fresh, portals, servicesChain),
+	}
+}
+
+func hook(table ruleset.Table, from string, matches []ruleset.Match, comment, to string) ruleset.Hook {
+	return ruleset.Hook{
+		From: ruleset.ChainID{Table: table, Name: from},
+		Rule: ruleset.Rule{Matches: matches, Comment: comment, Action: ruleset.Jump{Chain: to}},
+	}
+}
+
+// SharedChains are jumped to by hooks but belong to somebody else as well: they are
+// created where they are missing, and otherwise left as they are unless a rule of
+// ours has to be in them.
+func SharedChains() []ruleset.ChainID { return []ruleset.ChainID{filterChain(FirewallChain)} }

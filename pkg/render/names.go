@@ -1,0 +1,115 @@
+// Package render turns what is known of the cluster into rules: a Service port and
+// its endpoints into chains and dispatch entries, dispatch entries into dispatch
+// chains. It is pure and deterministic: the same snapshot and options give the same
+// rules, whatever the order of events or of maps.
+//
+// Chain names, comments and the shape of the chains are kube-proxy's, so that what
+// people have learned, and the tools they have written, for its iptables mode hold
+// here too, and so that a node can be handed over in either direction without a flush.
+package render
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/base32"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+)
+
+// The chains that exist once. Two of them, KUBE-SERVICES and KUBE-NODEPORTS, exist
+// in nat, where they rewrite, and in filter, where they refuse or accept.
+const (
+	servicesChain         = "KUBE-SERVICES"
+	nodePortsChain        = "KUBE-NODEPORTS"
+	externalServicesChain = "KUBE-EXTERNAL-SERVICES"
+	proxyFirewallChain    = "KUBE-PROXY-FIREWALL"
+	forwardChain          = "KUBE-FORWARD"
+	postroutingChain      = "KUBE-POSTROUTING"
+	markMasqChain         = "KUBE-MARK-MASQ"
+
+	// CanaryChain is the empty chain whose loss tells that a table was flushed.
+	CanaryChain = "KUBE-PROXY-CANARY"
+	// FirewallChain guards 127.0.0.0/8. The kubelet has the same chain with the same
+	// rule, so it is not removed where a kubelet runs.
+	FirewallChain = "KUBE-FIREWALL"
+)
+
+// The chains that exist per Service port, or per endpoint (SEP), carry a hash after
+// one of these prefixes.
+const (
+	clusterPrefix  = "KUBE-SVC-"
+	localPrefix    = "KUBE-SVL-"
+	externalPrefix = "KUBE-EXT-"
+	firewallPrefix = "KUBE-FW-"
+	endpointPrefix = "KUBE-SEP-"
+	// retiredPrefix is what kube-proxy before 1.24 called its KUBE-EXT and KUBE-SVL
+	// chains; a node that is taken over may still have some.
+	retiredPrefix = "KUBE-XLB-"
+)
+
+var ownedChains = map[ruleset.Table][]string{
+	ruleset.Mangle: {CanaryChain},
+	ruleset.NAT:    {CanaryChain, servicesChain, nodePortsChain, postroutingChain, markMasqChain},
+	ruleset.Filter: {CanaryChain, servicesChain, nodePortsChain, externalServicesChain, proxyFirewallChain, forwardChain},
+}
+
+// perServicePrefixes are in the order of the jumps: a chain jumps only to chains
+// with a prefix further down.
+var perServicePrefixes = []string{firewallPrefix, retiredPrefix, externalPrefix, localPrefix, clusterPrefix, endpointPrefix}
+
+// Owns reports whether a chain belongs to the proxy, this one or a kube-proxy
+// before it, judged by its name alone: a restarted agent has no other memory.
+func Owns(id ruleset.ChainID) bool {
+	for _, name := range ownedChains[id.Table] {
+		if id.Name == name {
+			return true
+		}
+	}
+	return IsPerService(id)
+}
+
+// IsPerService reports whether a chain belongs to a Service port.
+func IsPerService(id ruleset.ChainID) bool { return id.Table == ruleset.NAT && removalRank(id) >= 0 }
+
+// CompareForRemoval orders chains of Service ports so that none stands before one
+// that may jump to it.
+func CompareForRemoval(a, b ruleset.ChainID) int {
+	return cmp.Or(cmp.Compare(removalRank(a), removalRank(b)), cmp.Compare(a.Name, b.Name))
+}
+
+// removalRank is the place of a chain's prefix in perServicePrefixes, -1 for none.
+func removalRank(id ruleset.ChainID) int {
+	return slices.IndexFunc(perServicePrefixes, func(prefix string) bool { return strings.HasPrefix(id.Name, prefix) })
+}
+
+func natChain(name string) ruleset.ChainID {
+	return ruleset.ChainID{Table: ruleset.NAT, Name: name}
+}
+
+func filterChain(name string) ruleset.ChainID {
+	return ruleset.ChainID{Table: ruleset.Filter, Name: name}
+}
+
+// hash shortens text to the 16 characters that leave room for a prefix in the 28
+// that iptables allows a chain name.
+func hash(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	var encoded [56]byte
+	base32.StdEncoding.Encode(encoded[:], sum[:])
+	return string(encoded[:16])
+}
+
+// serviceHash is the part after the prefix in the names of a Service port's chains.
+func serviceHash(name model.ServicePortName) string {
+	return hash(name.String() + name.Protocol.Lower())
+}
+
+// endpointChain is the name of the chain that sends a Service port's packets to one
+// endpoint.
+func endpointChain(name model.ServicePortName, addr netip.AddrPort) string {
+	return endpointPrefix + hash(name.String()+name.Protocol.Lower()+addr.String())
+}

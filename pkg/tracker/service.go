@@ -1,0 +1,182 @@
+package tracker
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/miniproxy/miniproxy/pkg/model"
+)
+
+// servicePorts returns what one family needs of a Service, by port; none for a
+// Service that has no cluster IP of the family, is headless or only a name.
+func servicePorts(svc *corev1.Service, family model.Family) []model.ServicePort {
+	clusterIP := clusterIP(svc, family)
+	if svc.Spec.Type == corev1.ServiceTypeExternalName || !clusterIP.IsValid() {
+		return nil
+	}
+	shared := model.ServicePort{
+		ClusterIP:        clusterIP,
+		ExternalIPs:      addresses(svc.Spec.ExternalIPs, family),
+		LoadBalancerVIPs: loadBalancerVIPs(svc, family),
+		SourceRanges:     ranges(svc.Spec.LoadBalancerSourceRanges, family),
+		InternalLocal:    isInternalLocal(svc),
+		ExternalLocal:    isExternalLocal(svc),
+		AffinityTimeout:  affinityTimeout(svc),
+		Created:          svc.CreationTimestamp.Time,
+	}
+	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer && shared.ExternalLocal {
+		shared.HealthCheckNodePort = portNumber(svc.Spec.HealthCheckNodePort)
+	}
+	ports := make([]model.ServicePort, 0, len(svc.Spec.Ports))
+	for _, p := range svc.Spec.Ports {
+		number := portNumber(p.Port)
+		if number == 0 {
+			continue
+		}
+		port := shared
+		port.Name = model.ServicePortName{
+			ServiceName: model.ServiceName{Namespace: svc.Namespace, Name: svc.Name},
+			Port:        p.Name,
+			Protocol:    protocol(p.Protocol),
+		}
+		port.Port = number
+		port.NodePort = portNumber(p.NodePort)
+		ports = append(ports, port)
+	}
+	return ports
+}
+
+func clusterIP(svc *corev1.Service, family model.Family) netip.Addr {
+	ips := svc.Spec.ClusterIPs
+	if len(ips) == 0 {
+		ips = []string{svc.Spec.ClusterIP}
+	}
+	for _, addr := range addresses(ips, family) {
+		return addr
+	}
+	return netip.Addr{}
+}
+
+// loadBalancerVIPs are the ingress addresses that nodes answer on themselves. With
+// ipMode Proxy the load balancer wants to see the traffic first (KEP-1860); one
+// that is known by a host name only is none of the node's business.
+func loadBalancerVIPs(svc *corev1.Service, family model.Family) []netip.Addr {
+	var ips []string
+	for _, ingress := range svc.Status.LoadBalancer.Ingress {
+		if ingress.IP != "" && (ingress.IPMode == nil || *ingress.IPMode == corev1.LoadBalancerIPModeVIP) {
+			ips = append(ips, ingress.IP)
+		}
+	}
+	return addresses(ips, family)
+}
+
+func isInternalLocal(svc *corev1.Service) bool {
+	policy := svc.Spec.InternalTrafficPolicy
+	return policy != nil && *policy == corev1.ServiceInternalTrafficPolicyLocal
+}
+
+func isExternalLocal(svc *corev1.Service) bool {
+	external := svc.Spec.Type == corev1.ServiceTypeLoadBalancer || svc.Spec.Type == corev1.ServiceTypeNodePort ||
+		len(svc.Spec.ExternalIPs) > 0
+	return external && svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+}
+
+func affinityTimeout(svc *corev1.Service) time.Duration {
+	if svc.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
+		return 0
+	}
+	seconds := corev1.DefaultClientIPServiceAffinitySeconds
+	if c := svc.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		seconds = *c.ClientIP.TimeoutSeconds
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// protocol fills in the API's default.
+func protocol(p corev1.Protocol) model.Protocol {
+	if p == "" {
+		return model.TCP
+	}
+	return model.Protocol(p)
+}
+
+// portNumber returns 0 for what is no port number.
+func portNumber(n int32) uint16 {
+	if n < 0 || n > 65535 {
+		return 0
+	}
+	return uint16(n)
+}
+
+// addresses returns those of the texts that are addresses of the family.
+func addresses(texts []string, family model.Family) []netip.Addr {
+	var addrs []netip.Addr
+	for _, text := range texts {
+		if addr := parseAddr(text); family.Has(addr) {
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs
+}
+
+// ranges returns those of the texts that are ranges of the family, masked.
+func ranges(texts []string, family model.Family) []netip.Prefix {
+	var prefixes []netip.Prefix
+	for _, text := range texts {
+		if prefix := parsePrefix(text); family.Has(prefix.Addr()) {
+			prefixes = append(prefixes, prefix)
+		}
+	}
+	return prefixes
+}
+
+// parseAddr reads an address in any spelling that the API still holds: old
+// releases took leading zeros, read as decimal, and IPv4 in IPv6 form. It returns
+// the zero Addr for anything else.
+func parseAddr(text string) netip.Addr {
+	text = strings.TrimSpace(text)
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		addr, err = netip.ParseAddr(withoutLeadingZeros(text))
+	}
+	if err != nil || addr.Zone() != "" {
+		return netip.Addr{}
+	}
+	return addr.Unmap()
+}
+
+// parsePrefix does the same for a range.
+func parsePrefix(text string) netip.Prefix {
+	text = strings.TrimSpace(text)
+	prefix, err := netip.ParsePrefix(text)
+	if err != nil {
+		prefix, err = netip.ParsePrefix(withoutLeadingZeros(text))
+	}
+	if err != nil {
+		return netip.Prefix{}
+	}
+	if addr := prefix.Addr(); addr.Is4In6() && prefix.Bits() >= 96 {
+		prefix = netip.PrefixFrom(addr.Unmap(), prefix.Bits()-96)
+	}
+	return prefix.Masked()
+}
+
+// withoutLeadingZeros spells 010.244.001.010 as 10.244.1.10.
+func withoutLeadingZeros(text string) string {
+	parts := strings.Split(text, ".")
+	for i, part := range parts {
+		digits, rest, _ := strings.Cut(part, "/")
+		digits = strings.TrimLeft(digits, "0")
+		if digits == "" {
+			digits = "0"
+		}
+		if len(rest) > 0 {
+			digits += "/" + rest
+		}
+		parts[i] = digits
+	}
+	return strings.Join(parts, ".")
+}

@@ -1,0 +1,219 @@
+// Package tracker turns API objects into the model and knows what changed since
+// the rules were last written.
+//
+// Handlers tell it of every object they see; it remembers, per object, what the
+// rules were made from and what the object says now. A change that is taken back
+// before anybody looked is no change.
+package tracker
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/miniproxy/miniproxy/pkg/model"
+)
+
+// Tracker follows one family of the cluster. All of its methods may be called
+// concurrently.
+type Tracker struct {
+	family   model.Family
+	nodeName string
+
+	mu       sync.Mutex
+	node     model.NodeFacts
+	services map[model.ServiceName]*service
+	// owners remembers which Service a slice belonged to when it was last seen.
+	owners  map[sliceKey]model.ServiceName
+	pending map[model.ServiceName]bool
+	// triggers are the times at which the changes that are pending were caused.
+	triggers []time.Time
+
+	applied model.Snapshot
+}
+
+// service is what is known of one Service: its ports and its slices, either of which
+// may come first.
+type service struct {
+	ports  []model.ServicePort
+	slices map[string]*slice
+	// applied names the ports that are in the snapshot.
+	applied []model.ServicePortName
+}
+
+// New returns a tracker for one family on the node of the given name, which must be
+// trimmed and lower-cased.
+func New(family model.Family, nodeName string) *Tracker {
+	node := model.NodeFacts{Name: nodeName}
+	return &Tracker{
+		family:   family,
+		nodeName: nodeName,
+		node:     node,
+		services: map[model.ServiceName]*service{},
+		owners:   map[sliceKey]model.ServiceName{},
+		pending:  map[model.ServiceName]bool{},
+		applied: model.Snapshot{
+			Node:      node,
+			Services:  map[model.ServicePortName]model.ServicePort{},
+			Endpoints: map[model.ServicePortName][]model.Endpoint{},
+		},
+	}
+}
+
+// ServiceChanged takes note of a Service that was added (old is nil), changed, or
+// deleted (current is nil). It reports whether the rules may have to change.
+func (t *Tracker) ServiceChanged(old, current *corev1.Service) bool {
+	object := cmp.Or(current, old)
+	name := model.ServiceName{Namespace: object.Namespace, Name: object.Name}
+	var ports []model.ServicePort
+	if current != nil {
+		ports = servicePorts(current, t.family)
+	}
+
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s, ok := t.services[name]; slices.EqualFunc(ports, portsOf(s, ok), model.ServicePort.Equal) {
+		return false
+	}
+	t.service(name).ports = ports
+	t.pending[name] = true
+	return true
+}
+
+func portsOf(s *service, known bool) []model.ServicePort {
+	if !known {
+		return nil
+	}
+	return s.ports
+}
+
+// EndpointSliceChanged does the same for an EndpointSlice.
+func (t *Tracker) EndpointSliceChanged(old, current *discoveryv1.EndpointSlice) bool {
+	object := cmp.Or(current, old)
+	key := sliceKey{object.Namespace, object.Name}
+	var parsed *slice
+	var owner model.ServiceName
+	if current != nil {
+		owner, parsed = parseSlice(current, t.family, t.nodeName)
+	}
+
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	before, known := t.owners[key]
+	moved := known && (parsed == nil || before != owner)
+	if moved {
+		delete(t.services[before].slices, key.name)
+		delete(t.owners, key)
+		t.pending[before] = true
+	}
+	if parsed == nil {
+		return moved
+	}
+	s := t.service(owner)
+	if last, ok := s.slices[key.name]; ok && last.equal(parsed) {
+		return moved
+	}
+	s.slices[key.name] = parsed
+	t.owners[key] = owner
+	t.pending[owner] = true
+	if at, ok := triggerTime(current); ok {
+		t.triggers = append(t.triggers, at)
+	}
+	return true
+}
+
+// NodeChanged takes note of the node. A Node object that is gone leaves what it said
+// in force: the node itself is evidently still there.
+func (t *Tracker) NodeChanged(_, current *corev1.Node) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	facts := t.node
+	facts.Known = false
+	if current != nil {
+		facts = nodeFacts(current, t.family, t.nodeName)
+	}
+	if facts.Equal(t.node) {
+		return false
+	}
+	t.node = facts
+	return true
+}
+
+// Changes is what differs between two snapshots.
+type Changes struct {
+	// ServicePorts are the names whose ports or endpoints differ, sorted.
+	ServicePorts []model.ServicePortName
+	// Triggers are the times at which the endpoint changes among them were caused, as
+	// far as the API says.
+	Triggers []time.Time
+}
+
+// Take brings the snapshot up to date and says what changed since the last call.
+// Services and endpoints are taken at one moment, so that no change can fall
+// between them. The snapshot is valid until the next call.
+func (t *Tracker) Take() (model.Snapshot, Changes) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	changed := map[model.ServicePortName]bool{}
+	for name := range t.pending {
+		t.apply(name, changed)
+	}
+	clear(t.pending)
+	changes := Changes{
+		ServicePorts: slices.SortedFunc(maps.Keys(changed), model.ServicePortName.Compare),
+		Triggers:     t.triggers,
+	}
+	t.triggers = nil
+	t.applied.Node = t.node
+	return t.applied, changes
+}
+
+// apply brings the snapshot's part for one Service up to date, and forgets the
+// Service if nothing is left of it: names that come and go must not add up.
+func (t *Tracker) apply(name model.ServiceName, changed map[model.ServicePortName]bool) {
+	s := t.services[name]
+	gone := s.applied
+	s.applied = nil
+	for _, port := range s.ports {
+		endpoints := merge(s.slices, port.Name)
+		last, known := t.applied.Services[port.Name]
+		if !known || !last.Equal(port) || !slices.EqualFunc(t.applied.Endpoints[port.Name], endpoints, model.Endpoint.Equal) {
+			changed[port.Name] = true
+		}
+		t.applied.Services[port.Name] = port
+		t.applied.Endpoints[port.Name] = endpoints
+		s.applied = append(s.applied, port.Name)
+	}
+	for _, portName := range gone {
+		if !slices.Contains(s.applied, portName) {
+			delete(t.applied.Services, portName)
+			delete(t.applied.Endpoints, portName)
+			changed[portName] = true
+		}
+	}
+	if len(s.ports) == 0 && len(s.slices) == 0 {
+		delete(t.services, name)
+	}
+}
+
+// Pending is the number of Services with changes that nobody has taken yet.
+func (t *Tracker) Pending() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.pending)
+}
+
+// service returns the entry of a Service, made if need be.
+func (t *Tracker) service(name model.ServiceName) *service {
+	s, ok := t.services[name]
+	if !ok {
+		s = &service{slices: map[string]*slice{}}
+		t.services[name] = s
+	}
+	return s
+}
