@@ -4,7 +4,6 @@ package httpserver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -137,9 +136,4 @@ func (s Server) explain(err error) error {
 		return fmt.Errorf("%w: held by %s", err, holder)
 	}
 	return fmt.Errorf("%w: is another kube-proxy or miniproxy running on this node?", err)
-}
-
-// ErrClosed reports whether err only says that a server was closed on purpose.
-func ErrClosed(err error) bool {
-	return errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed)
 }

@@ -15,7 +15,9 @@ import (
 type ProcessRegistry struct{}
 
 // MustRegister registers metrics; it panics when a name is taken.
-func (ProcessRegistry) MustRegister(cs ...k8smetrics.Registerable) { legacyregistry.MustRegister(cs...) }
+func (ProcessRegistry) MustRegister(cs ...k8smetrics.Registerable) {
+	legacyregistry.MustRegister(cs...)
+}
 
 // CustomMustRegister registers collectors; it panics when a name is taken.
 func (ProcessRegistry) CustomMustRegister(cs ...k8smetrics.StableCollector) {
