@@ -1,0 +1,175 @@
+// Package canary notices that somebody flushed the node's netfilter tables: it
+// keeps a chain that nothing refers to in each table, and looks whether it is
+// still there. It runs nothing itself and repairs nothing but its own chains.
+package canary
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+)
+
+// ChainName is the name of the canary chain in each table.
+const ChainName = "KUBE-PROXY-CANARY"
+
+// tables are the tables that have a canary. A firewall's reload can empty one and
+// leave the others.
+var tables = [...]ruleset.Table{ruleset.Mangle, ruleset.NAT, ruleset.Filter}
+
+// lastingFailures is how many polls in a row must fail before the log says so.
+const lastingFailures = 3
+
+// Chains looks at and makes chains of one IP family.
+type Chains interface {
+	// HasChain reports whether the chain exists. It must give an error, not false,
+	// if it could not look.
+	HasChain(ctx context.Context, id ruleset.ChainID) (bool, error)
+	// EnsureChain makes the chain if it does not exist.
+	EnsureChain(ctx context.Context, id ruleset.ChainID) (created bool, err error)
+}
+
+// Cause is what a Monitor noticed.
+type Cause string
+
+const (
+	// Flushed says that the canary was gone, and so, likely, is all that was written.
+	Flushed Cause = "flushed"
+	// Unwatched says that a table had no canary until now, so that a flush in the
+	// meantime would not have been noticed.
+	Unwatched Cause = "unwatched"
+)
+
+// Report says which tables may no longer hold what was written to them.
+type Report struct {
+	Cause  Cause
+	Tables []ruleset.Table
+}
+
+// String returns such as "flushed: [nat filter]".
+func (r Report) String() string { return fmt.Sprintf("%s: %v", r.Cause, r.Tables) }
+
+// Monitor watches the canaries of one IP family.
+type Monitor struct {
+	chains    Chains
+	period    time.Duration
+	onTouched func(Report)
+
+	// missing are the tables without a canary, each with what is to be reported
+	// once it has one: nothing for a table that was never tried.
+	missing map[ruleset.Table]Cause
+	// failures counts the polls in a row that could not look, or not make a canary.
+	failures int
+}
+
+// New returns a Monitor that looks every period and calls onTouched, from Run's
+// goroutine, when what was written to some tables must be written again. onTouched
+// must not block. More sources of reports may join this one; all of them say which
+// tables, and why.
+func New(chains Chains, period time.Duration, onTouched func(Report)) *Monitor {
+	m := &Monitor{chains: chains, period: period, onTouched: onTouched, missing: map[ruleset.Table]Cause{}}
+	for _, table := range tables {
+		m.missing[table] = ""
+	}
+	return m
+}
+
+// Run makes the canaries and watches them until ctx is done; then it returns nil.
+func (m *Monitor) Run(ctx context.Context) error {
+	m.poll(ctx)
+	tick := time.NewTicker(m.period)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			m.poll(ctx)
+		}
+	}
+}
+
+// poll looks once and reports what it noticed.
+//
+// A loss is reported when the canary is back, not before: one that came back after
+// the repair would not notice a flush between the two. While it cannot be made, the
+// tables cannot be written either.
+func (m *Monitor) poll(ctx context.Context) {
+	lookErr := m.look(ctx)
+	made, makeErr := m.make(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	m.logFailure(ctx, errors.Join(lookErr, makeErr))
+	for _, cause := range [...]Cause{Flushed, Unwatched} {
+		if tables := made[cause]; len(tables) > 0 {
+			report := Report{Cause: cause, Tables: tables}
+			klog.FromContext(ctx).Info("Netfilter tables may have lost rules", "cause", cause, "tables", tables)
+			m.onTouched(report)
+		}
+	}
+}
+
+// look notes which canaries are gone. A canary that could not be looked at stays
+// what it was.
+func (m *Monitor) look(ctx context.Context) error {
+	var errs []error
+	for _, table := range tables {
+		if _, ok := m.missing[table]; ok {
+			continue
+		}
+		found, err := m.chains.HasChain(ctx, ruleset.ChainID{Table: table, Name: ChainName})
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case !found:
+			m.missing[table] = Flushed
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// make makes the missing canaries, and returns the tables that have one again, by
+// what is to be reported of them.
+func (m *Monitor) make(ctx context.Context) (made map[Cause][]ruleset.Table, err error) {
+	made = map[Cause][]ruleset.Table{}
+	var errs []error
+	for _, table := range tables {
+		cause, ok := m.missing[table]
+		if !ok {
+			continue
+		}
+		if _, err := m.chains.EnsureChain(ctx, ruleset.ChainID{Table: table, Name: ChainName}); err != nil {
+			errs = append(errs, err)
+			m.missing[table] = cmp.Or(cause, Unwatched)
+			continue
+		}
+		delete(m.missing, table)
+		made[cause] = append(made[cause], table)
+	}
+	return made, errors.Join(errs...)
+}
+
+// logFailure logs that canaries cannot be watched, once and only when it lasts:
+// that the lock is held for a moment is nobody's concern.
+func (m *Monitor) logFailure(ctx context.Context, err error) {
+	logger := klog.FromContext(ctx)
+	if err == nil {
+		if m.failures >= lastingFailures {
+			logger.Info("Canary chains are watched again")
+		}
+		m.failures = 0
+		return
+	}
+	m.failures++
+	if m.failures == lastingFailures {
+		logger.Error(err, "Canary chains cannot be watched: a flush would go unnoticed", "attempts", m.failures)
+		return
+	}
+	logger.V(4).Info("Canary chains could not be watched this time", "err", err)
+}

@@ -1,0 +1,244 @@
+package canary
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+)
+
+const period = 30 * time.Second
+
+var errLocked = errors.New("the lock is held")
+
+// tableSet is a kernel with canaries and nothing else. It is used from the test
+// and from Run in turns, as synctest lets them.
+type tableSet struct {
+	canaries map[ruleset.Table]bool
+	// locked tables can be neither looked at nor written to.
+	locked map[ruleset.Table]bool
+	writes int
+}
+
+func newTableSet() *tableSet {
+	return &tableSet{canaries: map[ruleset.Table]bool{}, locked: map[ruleset.Table]bool{}}
+}
+
+func (s *tableSet) HasChain(_ context.Context, id ruleset.ChainID) (bool, error) {
+	if s.locked[id.Table] {
+		return false, errLocked
+	}
+	return s.canaries[id.Table], nil
+}
+
+func (s *tableSet) EnsureChain(_ context.Context, id ruleset.ChainID) (bool, error) {
+	if s.locked[id.Table] {
+		return false, errLocked
+	}
+	if s.canaries[id.Table] {
+		return false, nil
+	}
+	s.canaries[id.Table] = true
+	s.writes++
+	return true, nil
+}
+
+func (s *tableSet) flush(tables ...ruleset.Table) {
+	for _, t := range tables {
+		delete(s.canaries, t)
+	}
+}
+
+func (s *tableSet) setLock(held bool, tables ...ruleset.Table) {
+	for _, t := range tables {
+		s.locked[t] = held
+	}
+}
+
+func TestMonitor(t *testing.T) {
+	all := tables[:]
+	// Each step runs between two polls; the first before Run starts.
+	type step func(*tableSet)
+	nothing := func(*tableSet) {}
+	lock := func(s *tableSet) { s.setLock(true, all...) }
+	unlock := func(s *tableSet) { s.setLock(false, all...) }
+	flush := func(tables ...ruleset.Table) step { return func(s *tableSet) { s.flush(tables...) } }
+	lockOnly := func(tables ...ruleset.Table) step { return func(s *tableSet) { s.setLock(true, tables...) } }
+
+	tests := []struct {
+		name string
+		// steps and want belong together: what is reported by the poll after the step.
+		steps []step
+		want  []string
+	}{
+		{
+			name:  "nothing happens",
+			steps: []step{nothing, nothing, nothing},
+			want:  []string{"", "", ""},
+		},
+		{
+			name:  "canaries of an earlier agent are kept",
+			steps: []step{func(s *tableSet) { s.canaries[ruleset.NAT] = true }, nothing},
+			want:  []string{"", ""},
+		},
+		{
+			name:  "B-45: each table is watched",
+			steps: []step{nothing, flush(ruleset.NAT), nothing, flush(ruleset.Filter), flush(ruleset.Mangle)},
+			want:  []string{"", "flushed: [nat]", "", "flushed: [filter]", "flushed: [mangle]"},
+		},
+		{
+			name:  "B-47: everything is flushed, again and again",
+			steps: []step{nothing, flush(all...), flush(all...), nothing},
+			want:  []string{"", "flushed: [mangle nat filter]", "flushed: [mangle nat filter]", ""},
+		},
+		{
+			name:  "a held lock is never a loss",
+			steps: []step{nothing, lock, nothing, nothing, nothing, nothing, unlock},
+			want:  []string{"", "", "", "", "", "", ""},
+		},
+		{
+			name:  "a loss under the lock is reported when the lock is free",
+			steps: []step{nothing, func(s *tableSet) { s.flush(all...); lock(s) }, nothing, unlock},
+			want:  []string{"", "", "", "flushed: [mangle nat filter]"},
+		},
+		{
+			name: "one table locked, another one flushed",
+			steps: []step{
+				nothing,
+				func(s *tableSet) { s.setLock(true, ruleset.Filter); s.flush(ruleset.NAT, ruleset.Filter) },
+				unlock,
+			},
+			want: []string{"", "flushed: [nat]", "flushed: [filter]"},
+		},
+		{
+			name:  "locked at the start: unwatched until it has a canary",
+			steps: []step{lock, nothing, unlock, nothing},
+			want:  []string{"", "", "unwatched: [mangle nat filter]", ""},
+		},
+		{
+			name: "both causes at once",
+			steps: []step{
+				lockOnly(ruleset.Mangle),
+				func(s *tableSet) { unlock(s); s.flush(ruleset.Filter) },
+			},
+			want: []string{"", "flushed: [filter]; unwatched: [mangle]"},
+		},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				kernel := newTableSet()
+				var reports []string
+				monitor := New(kernel, period, func(r Report) {
+					for _, table := range r.Tables {
+						if !kernel.canaries[table] {
+							t.Errorf("reported %v before the canary of %s was back", r, table)
+						}
+					}
+					reports = append(reports, r.String())
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				for i, act := range test.steps {
+					reports = nil
+					act(kernel)
+					if i == 0 {
+						go monitor.Run(ctx)
+					} else {
+						time.Sleep(period)
+					}
+					synctest.Wait()
+					if got := strings.Join(reports, "; "); got != test.want[i] {
+						t.Errorf("step %d: got reports %q, want %q", i, got, test.want[i])
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestMonitorWritesOnlyWhatIsMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kernel := newTableSet()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go New(kernel, period, func(Report) {}).Run(ctx)
+		synctest.Wait()
+		kernel.writes = 0
+		time.Sleep(10 * period)
+		synctest.Wait()
+		if kernel.writes != 0 {
+			t.Errorf("got %d writes in 10 idle polls, want 0", kernel.writes)
+		}
+	})
+}
+
+func TestMonitorRunEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- New(newTableSet(), period, func(Report) {}).Run(ctx) }()
+		synctest.Wait()
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: got %v, want nil", err)
+		}
+	})
+}
+
+// A failure is in the log once when it lasts, and once when it is over.
+func TestMonitorLogsLastingFailureOnce(t *testing.T) {
+	tests := []struct {
+		name        string
+		lockedPolls int
+		want        []string
+	}{
+		{name: "short", lockedPolls: lastingFailures - 1},
+		{
+			name:        "lasting",
+			lockedPolls: 3 * lastingFailures,
+			want:        []string{"cannot be watched", "watched again"},
+		},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var log strings.Builder
+				logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
+				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
+				defer cancel()
+				kernel := newTableSet()
+				go New(kernel, period, func(Report) {}).Run(ctx)
+				synctest.Wait()
+				kernel.setLock(true, tables[:]...)
+				time.Sleep(time.Duration(test.lockedPolls) * period)
+				synctest.Wait()
+				kernel.setLock(false, tables[:]...)
+				time.Sleep(period)
+				synctest.Wait()
+
+				var lines []string
+				for line := range strings.Lines(log.String()) {
+					if strings.Contains(line, "Canary chains") { // and not the rest of a joined error
+						lines = append(lines, line)
+					}
+				}
+				if len(lines) != len(test.want) {
+					t.Fatalf("got %d lines, want %d:\n%s", len(lines), len(test.want), &log)
+				}
+				for i, want := range test.want {
+					if !strings.Contains(lines[i], want) {
+						t.Errorf("line %d: got %q, want %q in it", i, lines[i], want)
+					}
+				}
+			})
+		})
+	}
+}
