@@ -79,15 +79,15 @@ image: ## build the container image IMAGE (miniproxy:dev); needs Docker
 
 .PHONY: kind-up
 kind-up: image ## a kind cluster with miniproxy in the place of kube-proxy; needs Docker and kind
-	IMAGE=$(IMAGE) hack/kind-up.sh
+	IMAGE=$(IMAGE) hack/kind.sh up
 
 .PHONY: kind-e2e
 kind-e2e: ## curl a ClusterIP and a NodePort in that cluster
-	hack/kind-e2e.sh
+	hack/kind.sh e2e
 
 .PHONY: kind-down
 kind-down: ## delete that cluster
-	hack/kind-down.sh
+	hack/kind.sh down
 
 .PHONY: clean
 clean: ## delete bin
