@@ -114,7 +114,7 @@ func (s Server) serve(ctx context.Context, bound func()) error {
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 		defer cancel()
 		if server.Shutdown(drain) != nil {
-			server.Close() //nolint:errcheck // it only says again that a connection was open
+			server.Close() // it only says again that a connection was open
 		}
 	})
 	err = server.Serve(listener)
@@ -122,7 +122,7 @@ func (s Server) serve(ctx context.Context, bound func()) error {
 		<-stopped
 		return nil
 	}
-	server.Close() //nolint:errcheck // the error that matters is the one from Serve
+	server.Close() // the error that matters is the one from Serve
 	return fmt.Errorf("serve %s on %s: %w", s.Name, s.Address, err)
 }
 
