@@ -1,0 +1,129 @@
+package config
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// settle is how long after the first sign of a change files are read: an editor's
+	// or kubelet's steps should all have happened.
+	settle = 200 * time.Millisecond
+	// pollPeriod is how often files are read without a sign. Some file systems give
+	// none, and a directory that was replaced gives its last one with the old inode.
+	pollPeriod = 10 * time.Second
+)
+
+// WatchFile calls changed with the content of the file whenever that is another one
+// than before. It watches the file's directory, not the file: a ConfigMap volume
+// swaps a symbolic link, and editors rename. It blocks until ctx is done.
+//
+// The content at the time of the call is what the first change is measured against.
+func WatchFile(ctx context.Context, path string, changed func(content []byte)) error {
+	var last [sha256.Size]byte
+	known := false
+	return watch(ctx, func() []string { return []string{filepath.Dir(path)} }, func() {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			// Between two steps of a replacement there is no file.
+			klog.FromContext(ctx).V(2).Info("Cannot read a watched file; looking again later", "path", path, "err", err)
+			return
+		}
+		hash := sha256.Sum256(content)
+		isNew := known && hash != last
+		last, known = hash, true
+		if isNew {
+			changed(content)
+		}
+	})
+}
+
+// WatchConfig watches the configuration file that current came from, and calls
+// changed with each new configuration that is valid and differs from current. One
+// that is not valid is reported and otherwise ignored: the agent goes on with what
+// it has. It blocks until ctx is done; without a file it returns at once.
+func (f *Flags) WatchConfig(ctx context.Context, current *Config, changed func(*Config)) error {
+	if current.File == "" {
+		return nil
+	}
+	logger := klog.FromContext(ctx).WithValues("file", current.File)
+	return WatchFile(ctx, current.File, func([]byte) {
+		next, err := f.Config()
+		switch {
+		case err != nil:
+			logger.Error(err, "The configuration file changed and is not valid; the old configuration stays in force")
+		case reflect.DeepEqual(next.Raw, current.Raw) && next.MinSyncPeriodSet == current.MinSyncPeriodSet:
+			logger.V(2).Info("The configuration file changed, but not what it says")
+		default:
+			logger.Info("The configuration changed")
+			changed(next)
+		}
+	})
+}
+
+// watch calls look at once, and again whenever something in the directories may
+// have changed. It blocks until ctx is done.
+func watch(ctx context.Context, directories func() []string, look func()) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watching files: %w", err)
+	}
+	defer func() { _ = watcher.Close() }()
+	logger := klog.FromContext(ctx)
+	lookAgain := func() {
+		// A directory that was replaced has to be added again; adding twice is harmless.
+		for _, dir := range directories() {
+			if err := watcher.Add(dir); err != nil {
+				logger.V(2).Info("Cannot watch a directory; looking at it from time to time", "directory", dir, "err", err)
+			}
+		}
+		look()
+	}
+	lookAgain()
+	poll := time.NewTicker(pollPeriod)
+	defer poll.Stop()
+	var settled <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-watcher.Events:
+			if settled == nil {
+				settled = time.After(settle)
+			}
+		case err := <-watcher.Errors:
+			logger.V(2).Info("Signs of changes may have been lost", "err", err)
+			settled = time.After(settle)
+		case <-settled:
+			settled = nil
+			lookAgain()
+		case <-poll.C:
+			lookAgain()
+		}
+	}
+}
+
+// directoriesOf returns the directories in which signs of a change of path are seen.
+func directoriesOf(path string) []string {
+	var dirs []string
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		dirs = append(dirs, path)
+	} else if !errors.Is(err, os.ErrNotExist) {
+		dirs = append(dirs, filepath.Dir(path))
+	}
+	// The link itself may be swapped for another one.
+	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSymlink != 0 {
+		dirs = append(dirs, filepath.Dir(filepath.Clean(path)))
+	}
+	return slices.Compact(dirs)
+}
