@@ -3,7 +3,9 @@ package canary
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,9 +20,9 @@ const period = 30 * time.Second
 
 var errLocked = errors.New("the lock is held")
 
-// tableSet is a kernel with canaries and nothing else. It is used from the test
-// and from Run in turns, as synctest lets them.
+// tableSet is a kernel with canaries and nothing else.
 type tableSet struct {
+	mu       sync.Mutex
 	canaries map[ruleset.Table]bool
 	// locked tables can be neither looked at nor written to.
 	locked map[ruleset.Table]bool
@@ -32,6 +34,8 @@ func newTableSet() *tableSet {
 }
 
 func (s *tableSet) HasChain(_ context.Context, id ruleset.ChainID) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.locked[id.Table] {
 		return false, errLocked
 	}
@@ -39,6 +43,8 @@ func (s *tableSet) HasChain(_ context.Context, id ruleset.ChainID) (bool, error)
 }
 
 func (s *tableSet) EnsureChain(_ context.Context, id ruleset.ChainID) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.locked[id.Table] {
 		return false, errLocked
 	}
@@ -50,13 +56,33 @@ func (s *tableSet) EnsureChain(_ context.Context, id ruleset.ChainID) (bool, err
 	return true, nil
 }
 
+// has reports whether all the tables have a canary.
+func (s *tableSet) has(tables ...ruleset.Table) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !slices.ContainsFunc(tables, func(t ruleset.Table) bool { return !s.canaries[t] })
+}
+
+// takeWrites returns how many canaries were made since the last call.
+func (s *tableSet) takeWrites() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.writes
+	s.writes = 0
+	return n
+}
+
 func (s *tableSet) flush(tables ...ruleset.Table) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, t := range tables {
 		delete(s.canaries, t)
 	}
 }
 
 func (s *tableSet) setLock(held bool, tables ...ruleset.Table) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, t := range tables {
 		s.locked[t] = held
 	}
@@ -137,10 +163,8 @@ func TestMonitor(t *testing.T) {
 				kernel := newTableSet()
 				var reports []string
 				monitor := New(kernel, period, func(r Report) {
-					for _, table := range r.Tables {
-						if !kernel.canaries[table] {
-							t.Errorf("reported %v before the canary of %s was back", r, table)
-						}
+					if !kernel.has(r.Tables...) {
+						t.Errorf("reported %v before the canaries were back", r)
 					}
 					reports = append(reports, r.String())
 				})
@@ -171,11 +195,13 @@ func TestMonitorWritesOnlyWhatIsMissing(t *testing.T) {
 		defer cancel()
 		go New(kernel, period, func(Report) {}).Run(ctx)
 		synctest.Wait()
-		kernel.writes = 0
+		if got, want := kernel.takeWrites(), len(tables); got != want {
+			t.Errorf("got %d writes at the start, want %d", got, want)
+		}
 		time.Sleep(10 * period)
 		synctest.Wait()
-		if kernel.writes != 0 {
-			t.Errorf("got %d writes in 10 idle polls, want 0", kernel.writes)
+		if got := kernel.takeWrites(); got != 0 {
+			t.Errorf("got %d writes in 10 idle polls, want 0", got)
 		}
 	})
 }
