@@ -1,32 +1,101 @@
+// Command miniproxy keeps a node's netfilter tables so that traffic for Services
+// reaches their endpoints. It also shows what it would write, takes it away again,
+// and demonstrates it without a cluster.
 package main
 
 import (
-	_ "github.com/coreos/go-iptables/iptables"
-	_ "github.com/fsnotify/fsnotify"
-	_ "github.com/prometheus/client_golang/prometheus/promhttp"
-	_ "github.com/spf13/pflag"
-	_ "github.com/vishvananda/netlink"
-	_ "golang.org/x/sys/unix"
-	_ "golang.org/x/time/rate"
-	_ "k8s.io/api/core/v1"
-	_ "k8s.io/api/discovery/v1"
-	_ "k8s.io/api/events/v1"
-	_ "k8s.io/apimachinery/pkg/apis/meta/v1"
-	_ "k8s.io/apimachinery/pkg/util/validation/field"
-	_ "k8s.io/client-go/informers"
-	_ "k8s.io/client-go/kubernetes"
-	_ "k8s.io/client-go/kubernetes/fake"
-	_ "k8s.io/client-go/tools/events"
-	_ "k8s.io/component-base/config/v1alpha1"
-	_ "k8s.io/component-base/logs/api/v1"
-	_ "k8s.io/component-base/logs/json/register"
-	_ "k8s.io/component-base/metrics/legacyregistry"
-	_ "k8s.io/component-base/metrics/prometheus/restclient"
-	_ "k8s.io/component-base/configz"
-	_ "k8s.io/component-base/version"
-	_ "k8s.io/klog/v2"
-	_ "k8s.io/kube-proxy/config/v1alpha1"
-	_ "sigs.k8s.io/yaml"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/pflag"
 )
 
-func main() {}
+// The exit codes.
+const (
+	exitOK     = 0
+	exitFailed = 1 // the work failed at run time
+	exitUsage  = 2 // the command line or the configuration is wrong
+)
+
+// usageError is an error in what the user typed or wrote into a configuration.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// streams are where a command writes: results to out, everything else to err.
+type streams struct{ out, err io.Writer }
+
+// command is a word on the command line and what it does. Its context ends on
+// SIGINT and SIGTERM.
+type command struct {
+	name    string
+	summary string
+	run     func(ctx context.Context, args []string, io streams) error
+}
+
+// commands lists the commands; the first one is meant when none is named.
+func commands() []command {
+	return []command{
+		{"run", "keep the node's rules (the default)", runAgent},
+		{"render", "print the rules for manifests, without root and without a cluster", renderManifests},
+		{"cleanup", "remove every rule of ours", cleanUp},
+		{"version", "print the version", printVersion},
+	}
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := execute(ctx, os.Args[1:], streams{os.Stdout, os.Stderr})
+	stop()
+	os.Exit(code)
+}
+
+// execute runs the command that args name and returns the exit code.
+func execute(ctx context.Context, args []string, io streams) int {
+	err := dispatch(ctx, args, io)
+	if err == nil || errors.Is(err, pflag.ErrHelp) {
+		return exitOK
+	}
+	for line := range strings.Lines(err.Error()) {
+		fmt.Fprintln(io.err, "miniproxy:", strings.TrimRight(line, "\n"))
+	}
+	if _, ok := errors.AsType[usageError](err); ok {
+		return exitUsage
+	}
+	return exitFailed
+}
+
+func dispatch(ctx context.Context, args []string, io streams) error {
+	all := commands()
+	if len(args) == 0 || strings.HasPrefix(args[0], "-") {
+		return all[0].run(ctx, args, io)
+	}
+	if args[0] == "help" {
+		fmt.Fprint(io.out, usage())
+		return nil
+	}
+	for _, c := range all {
+		if c.name == args[0] {
+			return c.run(ctx, args[1:], io)
+		}
+	}
+	return usageError{fmt.Errorf("unknown command %q; see miniproxy help", args[0])}
+}
+
+func usage() string {
+	var b strings.Builder
+	b.WriteString("miniproxy keeps a node's netfilter tables so that traffic for Services reaches their endpoints.\n\n")
+	b.WriteString("Usage: miniproxy [COMMAND] [FLAGS]\n\nCommands:\n")
+	for _, c := range commands() {
+		fmt.Fprintf(&b, "  %-8s  %s\n", c.name, c.summary)
+	}
+	b.WriteString("\nminiproxy COMMAND --help lists the flags of a command.\n")
+	b.WriteString("Exit codes: 0 done, 1 the work failed, 2 the command line or the configuration is wrong.\n")
+	return b.String()
+}

@@ -2,29 +2,48 @@ package proxier
 
 import "sync"
 
+// Trigger is what made a sync happen.
+type Trigger string
+
+// The triggers. All but the last one make a full sync.
+const (
+	// Start is the first sync of the process.
+	Start Trigger = "start"
+	// Failure is the sync after one that failed.
+	Failure Trigger = "failure"
+	// Touched is the sync after somebody else changed the tables.
+	Touched Trigger = "touched"
+	// Change is any other sync: something changed in the cluster, or it was time to
+	// look after the rules.
+	Change Trigger = "change"
+)
+
 // doubt remembers why what was written cannot be relied on.
 type doubt struct {
-	mu     sync.Mutex
-	raised bool
-	reason string
+	mu      sync.Mutex
+	trigger Trigger
+	detail  string
 }
 
 // raise says that the kernel may hold anything. The first reason since the doubt
 // was last settled is the one that counts.
-func (d *doubt) raise(reason string) {
+func (d *doubt) raise(trigger Trigger, detail string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.raised {
-		d.raised, d.reason = true, reason
+	if d.trigger == "" {
+		d.trigger, d.detail = trigger, detail
 	}
 }
 
-// settle returns the doubt and ends it. What is raised from here on concerns the
-// sync after the one that begins now.
-func (d *doubt) settle() (reason string, raised bool) {
+// settle returns the doubt and ends it, or returns Change if there is none. What is
+// raised from here on concerns the sync after the one that begins now.
+func (d *doubt) settle() (trigger Trigger, detail string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	reason, raised = d.reason, d.raised
-	d.reason, d.raised = "", false
-	return reason, raised
+	trigger, detail = d.trigger, d.detail
+	d.trigger, d.detail = "", ""
+	if trigger == "" {
+		trigger = Change
+	}
+	return trigger, detail
 }

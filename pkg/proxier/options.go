@@ -65,11 +65,13 @@ func localTraffic(d config.LocalDetector, family model.Family, node model.NodeFa
 }
 
 // nodePortAddresses are the host's addresses of one family that the configuration
-// selects. A family that it does not mention serves node ports on all of them.
+// selects. A family that it does not mention serves node ports on all of them; one
+// of which it asks for addresses that the host has not serves them nowhere.
 func nodePortAddresses(c *config.Config, family model.Family, node model.NodeFacts, host []netip.Addr) render.NodePortAddresses {
 	ranges := selectedRanges(c.NodePortAddresses, family, node)
 	loopback := family.Loopback()
-	all := c.NodePortAddresses.All || len(ranges) == 0 ||
+	unmentioned := len(ranges) == 0 && !c.NodePortAddresses.Primary
+	all := c.NodePortAddresses.All || unmentioned ||
 		slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() == 0 })
 	selected := render.NodePortAddresses{
 		All: all,

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/miniproxy/miniproxy/pkg/iptables"
 	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/render"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
@@ -26,9 +27,9 @@ type Kernel interface {
 	ChainNames(ctx context.Context, table ruleset.Table) ([]string, error)
 	// EnsureChain creates a chain if it does not exist.
 	EnsureChain(ctx context.Context, id ruleset.ChainID) (created bool, err error)
-	// EnsureHooks makes each hook stand once in its chain, in this order, and says
+	// EnsureJumps makes each hook stand once in its chain, in this order, and says
 	// what it had to do for that.
-	EnsureHooks(ctx context.Context, hooks []ruleset.Hook) (changes []string, err error)
+	EnsureJumps(ctx context.Context, hooks []ruleset.Hook) ([]iptables.Change, error)
 }
 
 // Tracker is where the proxier learns what the cluster says.
@@ -46,9 +47,13 @@ type Result struct {
 	Family model.Family
 	// Err is why the sync failed; nil if the kernel now holds what the cluster says.
 	Err error
-	// Full says that everything was written anew, nothing being known of the kernel.
+	// Trigger is what made the sync happen. Full says that everything was written anew,
+	// nothing being known of the kernel.
+	Trigger  Trigger
 	Full     bool
 	Duration time.Duration
+	// Options is what was rendered with.
+	Options render.Options
 	// Snapshot is what the rules were made from, valid until the next sync.
 	Snapshot model.Snapshot
 	// Changes is what was new in it. After failed syncs it holds their changes too.
@@ -74,8 +79,8 @@ type Proxier struct {
 
 	// doubt says that the kernel may hold anything: write all of it.
 	doubt doubt
-	// hooksChecked is when the jump rules were last looked at.
-	hooksChecked time.Time
+	// jumpsChecked is when the jump rules were last looked at.
+	jumpsChecked time.Time
 
 	opts      render.Options
 	units     map[model.ServicePortName]*render.Unit
@@ -98,19 +103,20 @@ func New(family model.Family, source Tracker, kernel Kernel,
 		observer: observer,
 		ledger:   newLedger(),
 	}
-	p.doubt.raise("start")
+	p.doubt.raise(Start, "")
 	return p
 }
 
-// ForceFull makes the next sync write everything, whatever was written before. It
-// may be called by anybody, at any time.
-func (p *Proxier) ForceFull(reason string) { p.doubt.raise(reason) }
+// ForceFull makes the next sync write everything, because somebody else may have
+// changed what was written. It may be called by anybody, at any time.
+func (p *Proxier) ForceFull(reason string) { p.doubt.raise(Touched, reason) }
 
 // Sync brings the kernel in line with the cluster. A sync that fails loses nothing:
 // the next one writes everything anew.
 func (p *Proxier) Sync(ctx context.Context) error {
 	start := time.Now()
-	reason, full := p.doubt.settle()
+	trigger, detail := p.doubt.settle()
+	full := trigger != Change
 	snapshot, changes := p.tracker.Take()
 	p.unsynced = join(p.unsynced, changes)
 	if full {
@@ -121,14 +127,16 @@ func (p *Proxier) Sync(ctx context.Context) error {
 	w := newWriter(p.kernel, p.ledger)
 	err := p.syncProxyRules(ctx, w, snapshot, full)
 	if err != nil {
-		p.doubt.raise("the last sync failed")
+		p.doubt.raise(Failure, "")
 	}
 
 	result := Result{
 		Family:    p.family,
 		Err:       err,
+		Trigger:   trigger,
 		Full:      full,
 		Duration:  time.Since(start),
+		Options:   p.opts,
 		Snapshot:  snapshot,
 		Changes:   p.unsynced,
 		Total:     maps.Clone(p.ledger.rules),
@@ -138,7 +146,7 @@ func (p *Proxier) Sync(ctx context.Context) error {
 	result.NoLocalInternal, result.NoLocalExternal = countNoLocal(p.units)
 	if err == nil {
 		p.unsynced = tracker.Changes{}
-		logResult(klog.FromContext(ctx), result, reason)
+		logResult(klog.FromContext(ctx), result, detail)
 	}
 	p.observer.Synced(ctx, result)
 	return err
@@ -173,7 +181,7 @@ func merge(a, b []model.ServicePortName) []model.ServicePortName {
 
 // logResult writes one line for a sync that succeeded. One that failed is logged by
 // whoever asked for it.
-func logResult(logger klog.Logger, r Result, reason string) {
+func logResult(logger klog.Logger, r Result, detail string) {
 	fields := []any{
 		"elapsed", r.Duration,
 		"numServices", len(r.Snapshot.Services),
@@ -184,7 +192,7 @@ func logResult(logger klog.Logger, r Result, reason string) {
 		"writtenNATRules", r.Written[ruleset.NAT],
 	}
 	if r.Full {
-		logger.Info("Wrote all rules", append(fields, "reason", reason)...)
+		logger.Info("Wrote all rules", append(fields, "trigger", r.Trigger, "detail", detail)...)
 		return
 	}
 	logger.V(2).Info("Synced the rules", fields...)

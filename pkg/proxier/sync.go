@@ -14,8 +14,8 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
-// hookPeriod is how long the jump rules are trusted to stand where they were put.
-const hookPeriod = 30 * time.Second
+// jumpPeriod is how long the jump rules are trusted to stand where they were put.
+const jumpPeriod = 30 * time.Second
 
 // syncProxyRules renders what may have changed and writes what did, bottom-up: what
 // others jump to, then what jumps to it, then what leads in, then the removal of
@@ -44,8 +44,8 @@ func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.
 	if err := w.removeAll(ctx, gone); err != nil {
 		return err
 	}
-	if full || time.Since(p.hooksChecked) >= hookPeriod {
-		if err := p.ensureHooks(ctx); err != nil {
+	if full || time.Since(p.jumpsChecked) >= jumpPeriod {
+		if err := p.ensureJumps(ctx); err != nil {
 			return err
 		}
 	}
@@ -111,27 +111,26 @@ func (p *Proxier) writeDispatch(ctx context.Context, w *writer) {
 	p.conflicts = conflicts
 	for _, c := range conflicts {
 		klog.FromContext(ctx).Info("Several Services claim one address and port; the oldest has it",
-			"address", c.Frontend.Addr, "port", c.Frontend.Port, "protocol", c.Frontend.Protocol,
-			"servedBy", c.Winner.String(), "notServed", c.Loser.String())
+			"frontend", c.Frontend.String(), "servedBy", c.Winner.String(), "notServed", c.Loser.String())
 	}
 }
 
-// ensureHooks makes sure that packets find their way into the chains. After the
+// ensureJumps makes sure that packets find their way into the chains. After the
 // first full write this is the moment from which the rules count.
-func (p *Proxier) ensureHooks(ctx context.Context) error {
+func (p *Proxier) ensureJumps(ctx context.Context) error {
 	for _, id := range render.SharedChains() {
 		if _, err := p.kernel.EnsureChain(ctx, id); err != nil {
 			return fmt.Errorf("make sure of chain %s: %w", id, err)
 		}
 	}
-	changes, err := p.kernel.EnsureHooks(ctx, render.Hooks())
+	changes, err := p.kernel.EnsureJumps(ctx, render.Hooks())
 	for _, change := range changes {
-		klog.FromContext(ctx).Info("Put a jump rule in place", "change", change)
+		klog.FromContext(ctx).Info("Put a jump rule in place", "chain", change.Chain, "inserted", change.Inserted, "removed", change.Removed)
 	}
 	if err != nil {
 		return fmt.Errorf("make sure of the jump rules: %w", err)
 	}
-	p.hooksChecked = time.Now()
+	p.jumpsChecked = time.Now()
 	return nil
 }
 

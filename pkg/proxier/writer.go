@@ -90,7 +90,12 @@ func (w *writer) flush(ctx context.Context) error {
 	clear(w.writes)
 	clear(w.deletes)
 	w.pending = 0
-	if err := w.kernel.Restore(ctx, w.buffer); err != nil {
+	// A transaction that has begun is not cut off half way when the agent is told to
+	// stop; the next one does not begin.
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := w.kernel.Restore(context.WithoutCancel(ctx), w.buffer); err != nil {
 		return fmt.Errorf("write the rules: %w", err)
 	}
 	return nil

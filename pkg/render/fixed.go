@@ -1,6 +1,8 @@
 package render
 
 import (
+	"slices"
+
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
@@ -116,3 +118,6 @@ func hook(table ruleset.Table, from string, matches []ruleset.Match, comment, to
 // created where they are missing, and otherwise left as they are unless a rule of
 // ours has to be in them.
 func SharedChains() []ruleset.ChainID { return []ruleset.ChainID{filterChain(FirewallChain)} }
+
+// Shares reports whether a chain is one of SharedChains.
+func Shares(id ruleset.ChainID) bool { return slices.Contains(SharedChains(), id) }

@@ -1,6 +1,7 @@
 package render
 
 import (
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -67,6 +68,14 @@ type Frontend struct {
 	Addr     netip.Addr
 	Protocol model.Protocol
 	Port     uint16
+}
+
+// String returns such as "10.96.0.80:80/TCP", or "node port 30080/TCP".
+func (f Frontend) String() string {
+	if !f.Addr.IsValid() {
+		return fmt.Sprintf("node port %d/%s", f.Port, f.Protocol)
+	}
+	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(f.Addr, f.Port), f.Protocol)
 }
 
 // Entry is a unit's part of a dispatch chain: the rules for one frontend.

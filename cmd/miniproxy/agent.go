@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/component-base/logs"
+	"k8s.io/component-base/version"
+	"k8s.io/klog/v2"
+
+	"github.com/miniproxy/miniproxy/pkg/config"
+	"github.com/miniproxy/miniproxy/pkg/health"
+	"github.com/miniproxy/miniproxy/pkg/httpserver"
+	"github.com/miniproxy/miniproxy/pkg/iptables"
+	"github.com/miniproxy/miniproxy/pkg/metrics"
+	"github.com/miniproxy/miniproxy/pkg/model"
+)
+
+// agent is the running program: the rooms, connected.
+type agent struct {
+	config *config.Config
+	// flags are the command line's flags with their values, to be shown.
+	flags    map[string]string
+	health   *health.State
+	metrics  *metrics.Metrics
+	families []*familyAgent
+	// synced is closed when everything that exists has been delivered once. Nothing is
+	// written before: half of a cluster's Services would look like the other half had
+	// been deleted.
+	synced chan struct{}
+	node   *corev1.Node
+}
+
+func newAgent(c *config.Config, flags map[string]string, kernels []*iptables.Runner) *agent {
+	var families []model.Family
+	for _, k := range kernels {
+		families = append(families, k.Family())
+	}
+	a := &agent{
+		config:  c,
+		flags:   flags,
+		health:  health.NewState(2*c.SyncPeriod, families...),
+		metrics: metrics.New(metrics.ProcessRegistry{}, families...),
+		synced:  make(chan struct{}),
+	}
+	for _, k := range kernels {
+		a.families = append(a.families, newFamilyAgent(a, k))
+	}
+	return a
+}
+
+// run works until the context ends or something fails that the agent cannot work
+// without.
+func (a *agent) run(ctx context.Context, source config.Source) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	parts := make(chan error)
+	running := 0
+	start := func(name string, run func(context.Context) error) {
+		running++
+		go func() {
+			err := run(ctx)
+			if err != nil {
+				err = fmt.Errorf("%s: %w", name, err)
+			}
+			parts <- err
+		}()
+	}
+	start("watch the cluster", func(ctx context.Context) error { return source.Run(ctx, a) })
+	for _, server := range a.servers() {
+		start("serve "+server.Name, server.Run)
+	}
+	for _, f := range a.families {
+		start(f.family.String(), f.run)
+	}
+
+	// A part that fails takes the others with it: half an agent would look alive.
+	var failure error
+	for ; running > 0; running-- {
+		if err := <-parts; err != nil {
+			failure = errors.Join(failure, err)
+			stop()
+		}
+	}
+	klog.FromContext(ctx).Info("Stopped; the rules stay in place")
+	return failure
+}
+
+// ServiceChanged implements config.Events.
+func (a *agent) ServiceChanged(old, current *corev1.Service) {
+	a.metrics.ServiceChanged()
+	for _, f := range a.families {
+		if f.tracker.ServiceChanged(old, current) {
+			f.queue()
+		}
+	}
+}
+
+// EndpointSliceChanged implements config.Events.
+func (a *agent) EndpointSliceChanged(old, current *discoveryv1.EndpointSlice) {
+	a.metrics.EndpointsChanged()
+	for _, f := range a.families {
+		if f.tracker.EndpointSliceChanged(old, current) {
+			f.queue()
+		}
+	}
+}
+
+// NodeChanged implements config.Events.
+func (a *agent) NodeChanged(old, current *corev1.Node) {
+	a.node = current
+	a.health.SetNode(current)
+	for _, f := range a.families {
+		if f.tracker.NodeChanged(old, current) {
+			f.queue()
+		}
+	}
+}
+
+// Synced implements config.Events.
+func (a *agent) Synced() {
+	a.health.SetNode(a.node)
+	close(a.synced)
+	for _, f := range a.families {
+		f.queue()
+	}
+}
+
+// isSynced reports whether the rules may be written.
+func (a *agent) isSynced() bool {
+	select {
+	case <-a.synced:
+		return true
+	default:
+		return false
+	}
+}
+
+// servers are the pages that the agent shows.
+func (a *agent) servers() []httpserver.Server {
+	pages := metrics.Pages{
+		Metrics:      metrics.ProcessRegistry{}.Handler(),
+		ProxyMode:    "iptables",
+		Component:    "miniproxy",
+		Version:      version.Get().GitVersion,
+		Config:       a.config.Raw,
+		Flags:        a.flags,
+		Profiling:    a.config.Profiling,
+		SetVerbosity: logs.GlogSetter,
+	}
+	return []httpserver.Server{
+		{Name: "health", Address: address(a.config.Healthz), Handler: a.health.Handler(a.metrics), HardFail: a.config.BindAddressHardFail},
+		{Name: "metrics", Address: address(a.config.Metrics), Handler: pages.Handler(), HardFail: a.config.BindAddressHardFail},
+	}
+}
+
+// address spells where to listen; nothing for a server that is switched off.
+func address(addr netip.AddrPort) string {
+	if !addr.IsValid() {
+		return ""
+	}
+	return addr.String()
+}

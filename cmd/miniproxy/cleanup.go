@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/miniproxy/miniproxy/pkg/iptables"
+	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/pkg/render"
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+)
+
+// cleanUp removes every rule of ours from both families, and from both backends
+// unless one is named: rules may be left over from an agent that used the other one.
+func cleanUp(ctx context.Context, args []string, io streams) error {
+	o := newOptions("cleanup")
+	if _, err := o.parse(args, io); err != nil {
+		return err
+	}
+	return o.cleanUp(ctx)
+}
+
+func (o *options) cleanUp(ctx context.Context) error {
+	forced, err := o.forcedBackend()
+	if err != nil {
+		return err
+	}
+	choice, err := iptables.Detect(ctx, forced)
+	if err != nil {
+		return err
+	}
+	backends := []iptables.Backend{choice.Backend}
+	if other := otherBackend(choice.Backend); forced == "" && countOurs(ctx, other) > 0 {
+		backends = append(backends, other)
+	}
+	var errs []error
+	for _, backend := range backends {
+		for _, family := range model.Families {
+			errs = append(errs, cleanUpFamily(ctx, family, backend))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func cleanUpFamily(ctx context.Context, family model.Family, backend iptables.Backend) error {
+	kernel, err := iptables.New(ctx, family, backend)
+	if err != nil {
+		return err
+	}
+	ours := render.Owns
+	kubelet, err := hasKubelet(ctx, kernel)
+	if err != nil {
+		return err
+	}
+	if !kubelet {
+		ours = func(id ruleset.ChainID) bool { return render.Owns(id) || render.Shares(id) }
+	}
+	return kernel.Cleanup(ctx, ours)
+}
+
+// hasKubelet reports whether a kubelet keeps chains here. It would miss KUBE-FIREWALL,
+// which it has in common with the proxy.
+func hasKubelet(ctx context.Context, kernel *iptables.Runner) (bool, error) {
+	names, err := kernel.ChainNames(ctx, ruleset.Mangle)
+	if err != nil {
+		return false, err
+	}
+	for _, name := range names {
+		if name == "KUBE-IPTABLES-HINT" || name == "KUBE-KUBELET-CANARY" {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// otherBackend is the backend that is not b.
+func otherBackend(b iptables.Backend) iptables.Backend {
+	if b == iptables.NFT {
+		return iptables.Legacy
+	}
+	return iptables.NFT
+}
+
+// countOurs counts the chains of ours in a backend, 0 if it cannot be looked at.
+func countOurs(ctx context.Context, backend iptables.Backend) int {
+	n, err := iptables.CountChains(ctx, backend, render.Owns)
+	if err != nil {
+		return 0
+	}
+	return n
+}

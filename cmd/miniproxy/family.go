@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/miniproxy/miniproxy/pkg/canary"
+	"github.com/miniproxy/miniproxy/pkg/config"
+	"github.com/miniproxy/miniproxy/pkg/health"
+	"github.com/miniproxy/miniproxy/pkg/iptables"
+	"github.com/miniproxy/miniproxy/pkg/metrics"
+	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/pkg/proxier"
+	"github.com/miniproxy/miniproxy/pkg/render"
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+	"github.com/miniproxy/miniproxy/pkg/tracker"
+)
+
+// familyAgent is the agent's part for one IP family. The two stand alone: what one
+// cannot do does not keep the other from working.
+type familyAgent struct {
+	*agent
+	family  model.Family
+	kernel  *iptables.Runner
+	tracker *tracker.Tracker
+	proxier *proxier.Proxier
+	runner  *proxier.Runner
+	// healthPorts answers on the health-check node ports.
+	healthPorts *health.Services
+}
+
+func newFamilyAgent(a *agent, kernel *iptables.Runner) *familyAgent {
+	f := &familyAgent{
+		agent:       a,
+		family:      kernel.Family(),
+		kernel:      kernel,
+		tracker:     tracker.New(kernel.Family(), a.config.NodeName),
+		healthPorts: health.NewServices(a.health.Healthy, nil),
+	}
+	f.proxier = proxier.New(f.family, f, kernel, f.options, f)
+	f.runner = proxier.NewRunner(f.proxier.Sync, pace(a.config))
+	return f
+}
+
+// pace says how fast changes are followed, and how often the rules are looked after.
+func pace(c *config.Config) proxier.Pace {
+	p := proxier.Pace{Pause: proxier.PaceByCost, Retry: proxier.Backoff(c.SyncPeriod), Max: c.SyncPeriod}
+	if c.MinSyncPeriodSet {
+		p.Pause = proxier.PaceFixed(c.MinSyncPeriod)
+	}
+	return p
+}
+
+// run keeps the family's rules until the context ends.
+func (f *familyAgent) run(ctx context.Context) error {
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("family", f.family.String()))
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-f.synced:
+	}
+	watch := canary.New(f.kernel, f.config.SyncPeriod, f.touched)
+	watching := make(chan error, 1)
+	go func() { watching <- watch.Run(ctx) }()
+	serving := make(chan struct{})
+	go func() { defer close(serving); f.healthPorts.Run(ctx) }()
+	f.runner.Run(ctx)
+	<-serving
+	return <-watching
+}
+
+// queue asks for a sync.
+func (f *familyAgent) queue() {
+	if !f.isSynced() {
+		return
+	}
+	f.health.Queued(f.family)
+	f.metrics.SyncQueued(f.family, time.Now())
+	f.runner.Trigger()
+}
+
+// touched is told that somebody else changed the tables.
+func (f *familyAgent) touched(report canary.Report) {
+	for _, table := range report.Tables {
+		f.metrics.CanaryRepaired(f.family, string(table), string(report.Cause))
+	}
+	f.proxier.ForceFull(report.String())
+	f.queue()
+}
+
+// Take implements proxier.Tracker.
+func (f *familyAgent) Take() (model.Snapshot, tracker.Changes) {
+	f.health.Started(f.family)
+	return f.tracker.Take()
+}
+
+// options says what the configuration means on the node and host as they are now.
+func (f *familyAgent) options(node model.NodeFacts) (render.Options, error) {
+	addresses, err := hostAddresses()
+	if err != nil {
+		return render.Options{}, err
+	}
+	host := proxier.Host{
+		Addresses:    addresses,
+		RandomFully:  f.kernel.HasRandomFully(),
+		TCPBeLiberal: f.config.Conntrack.TCPBeLiberal,
+	}
+	return proxier.Options(f.config, f.family, node, host), nil
+}
+
+// hostAddresses are the addresses of all interfaces.
+func hostAddresses() ([]netip.Addr, error) {
+	networks, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list the host's addresses: %w", err)
+	}
+	var addresses []netip.Addr
+	for _, network := range networks {
+		if prefix, err := netip.ParsePrefix(network.String()); err == nil {
+			addresses = append(addresses, prefix.Addr().Unmap())
+		}
+	}
+	return addresses, nil
+}
+
+// Synced implements proxier.Observer.
+func (f *familyAgent) Synced(ctx context.Context, r proxier.Result) {
+	f.record(r)
+	if r.Err != nil {
+		f.health.Failed(f.family)
+		return
+	}
+	f.health.Applied(f.family)
+	f.healthPorts.Sync(ctx, healthCheckAddresses(r.Options), health.ServiceChecks(r.Snapshot))
+}
+
+// record brings the metrics up to date.
+func (f *familyAgent) record(r proxier.Result) {
+	now := time.Now()
+	f.metrics.SyncDone(f.family, r.Full, string(r.Trigger), r.Duration)
+	for _, table := range []ruleset.Table{ruleset.Filter, ruleset.NAT} {
+		f.metrics.Rules(f.family, string(table), r.Total[table])
+		f.metrics.RulesWritten(f.family, string(table), r.Written[table])
+	}
+	if r.Err != nil {
+		if !r.Full {
+			f.metrics.PartialSyncFailed(f.family)
+		}
+		f.metrics.RestoreFailed(f.family)
+		return
+	}
+	f.metrics.SyncSucceeded(f.family, now)
+	f.metrics.NoLocalEndpoints(f.family, metrics.Internal, r.NoLocalInternal)
+	f.metrics.NoLocalEndpoints(f.family, metrics.External, r.NoLocalExternal)
+	for _, at := range r.Changes.Triggers {
+		f.metrics.Programmed(f.family, now.Sub(at))
+	}
+}
+
+// healthCheckAddresses are where health-check node ports listen: where node ports
+// answer.
+func healthCheckAddresses(opts render.Options) []netip.Addr {
+	if !opts.NodePorts.All {
+		return opts.NodePorts.Addresses
+	}
+	if opts.Family == model.IPv6 {
+		return []netip.Addr{netip.IPv6Unspecified()}
+	}
+	return []netip.Addr{netip.IPv4Unspecified()}
+}

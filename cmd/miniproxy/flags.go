@@ -1,0 +1,63 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/pflag"
+
+	"github.com/miniproxy/miniproxy/pkg/config"
+	"github.com/miniproxy/miniproxy/pkg/iptables"
+)
+
+// options are the flags that the agent and the commands about it share.
+type options struct {
+	set    *pflag.FlagSet
+	config *config.Flags
+	// backend is where the rules are kept: auto, nft or legacy.
+	backend string
+}
+
+// newOptions registers the shared flags for a command.
+func newOptions(command string) *options {
+	o := &options{set: pflag.NewFlagSet("miniproxy "+command, pflag.ContinueOnError)}
+	o.set.SortFlags = false
+	o.config = config.NewFlags(o.set)
+	o.set.StringVar(&o.backend, "iptables-backend", "auto", "Where the kernel keeps the rules: nft, legacy, or auto for the one that the rest of the node uses.")
+	return o
+}
+
+// parse reads a command line. Everything that is wrong with it, or with the
+// configuration that it names, is a usageError.
+func (o *options) parse(args []string, io streams) (*config.Config, error) {
+	o.set.SetOutput(io.err)
+	o.set.Usage = func() {
+		fmt.Fprintf(io.out, "Usage: %s [FLAGS]\n\nFlags:\n%s", o.set.Name(), o.set.FlagUsages())
+	}
+	if err := o.set.Parse(args); errors.Is(err, pflag.ErrHelp) {
+		return nil, err
+	} else if err != nil {
+		return nil, usageError{fmt.Errorf("%w; see %s --help", err, o.set.Name())}
+	}
+	c, err := o.config.Config()
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return c, nil
+}
+
+// forcedBackend is the backend that the command line names, none for auto.
+func (o *options) forcedBackend() (iptables.Backend, error) {
+	backend, err := iptables.ParseBackend(o.backend)
+	if err != nil {
+		return "", usageError{fmt.Errorf("--iptables-backend: %w", err)}
+	}
+	return backend, nil
+}
+
+// values are all flags with their values.
+func (o *options) values() map[string]string {
+	values := map[string]string{}
+	o.set.VisitAll(func(f *pflag.Flag) { values[f.Name] = f.Value.String() })
+	return values
+}

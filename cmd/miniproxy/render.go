@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+
+	"github.com/miniproxy/miniproxy/pkg/config"
+	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/pkg/proxier"
+	"github.com/miniproxy/miniproxy/pkg/render"
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+	"github.com/miniproxy/miniproxy/pkg/tracker"
+)
+
+// renderManifests prints the iptables-restore input that the agent would write for
+// manifests. It needs neither root nor iptables nor a cluster.
+func renderManifests(_ context.Context, args []string, std streams) error {
+	o := newOptions("render")
+	files := o.set.StringArrayP("file", "f", nil, "File or directory of manifests, or - for standard input. May be given again.")
+	node := o.set.String("node", "", "Node to render for; the same as --hostname-override.")
+	family := o.set.String("family", "ipv4", "IP family: ipv4 or ipv6.")
+	table := o.set.String("table", "", "Table to print: filter or nat. Default: both.")
+	c, err := o.parse(args, std)
+	if err != nil {
+		return err
+	}
+	fam, err := parseFamily(*family)
+	if err != nil {
+		return usageError{err}
+	}
+	tables, err := parseTables(*table)
+	if err != nil {
+		return usageError{err}
+	}
+	if len(*files) == 0 {
+		return usageError{errors.New("nothing to render: name manifests with -f")}
+	}
+	objects, err := config.ReadManifests(*files...)
+	if err != nil {
+		return usageError{err}
+	}
+	for _, note := range objects.Notes {
+		fmt.Fprintln(std.err, "miniproxy:", note)
+	}
+	if *node != "" {
+		c = withNodeName(c, *node)
+	}
+	chains, conflicts := renderObjects(c, fam, objects)
+	for _, conflict := range conflicts {
+		fmt.Fprintf(std.err, "miniproxy: %s is not served at %s: %s has it\n", conflict.Loser, conflict.Frontend, conflict.Winner)
+	}
+	return printRules(std.out, chains, tables)
+}
+
+func parseFamily(name string) (model.Family, error) {
+	for _, family := range model.Families {
+		if strings.EqualFold(name, family.String()) {
+			return family, nil
+		}
+	}
+	return 0, fmt.Errorf("--family: %q is no IP family: use ipv4 or ipv6", name)
+}
+
+func parseTables(name string) ([]ruleset.Table, error) {
+	switch table := ruleset.Table(name); table {
+	case "":
+		return []ruleset.Table{ruleset.Filter, ruleset.NAT}, nil
+	case ruleset.Filter, ruleset.NAT:
+		return []ruleset.Table{table}, nil
+	}
+	return nil, fmt.Errorf("--table: %q is no table with rules of ours: use filter or nat", name)
+}
+
+// withNodeName returns the configuration for another node.
+func withNodeName(c *config.Config, name string) *config.Config {
+	other := *c
+	other.NodeName = strings.ToLower(strings.TrimSpace(name))
+	return &other
+}
+
+// renderObjects renders what one family of the objects asks of the node. Where the
+// agent would ask the host for its addresses, the Node's are taken.
+func renderObjects(c *config.Config, family model.Family, objects config.Objects) ([]ruleset.Chain, []render.Conflict) {
+	t := tracker.New(family, c.NodeName)
+	for _, node := range objects.Nodes {
+		if node.Name == c.NodeName {
+			t.NodeChanged(nil, node)
+		}
+	}
+	for _, svc := range objects.Services {
+		t.ServiceChanged(nil, svc)
+	}
+	for _, slice := range objects.EndpointSlices {
+		t.EndpointSliceChanged(nil, slice)
+	}
+	snapshot, _ := t.Take()
+	host := proxier.Host{
+		Addresses:    append([]netip.Addr{localhost(family)}, snapshot.Node.Addresses...),
+		RandomFully:  true,
+		TCPBeLiberal: c.Conntrack.TCPBeLiberal,
+	}
+	return render.Snapshot(snapshot, proxier.Options(c, family, snapshot.Node, host))
+}
+
+func localhost(family model.Family) netip.Addr {
+	if family == model.IPv6 {
+		return netip.IPv6Loopback()
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
+
+// printRules prints chains as input for iptables-restore --noflush, with the jump
+// rules, which are not part of such input, as comments.
+func printRules(out io.Writer, chains []ruleset.Chain, tables []ruleset.Table) error {
+	var text []byte
+	for _, table := range tables {
+		text = append(text, "# Jump rules that the agent keeps at the head of the built-in chains:\n"...)
+		for _, hook := range render.Hooks() {
+			if hook.From.Table == table {
+				text = fmt.Appendf(text, "#   iptables -t %s -A %s %s\n", table, hook.From.Name, hook.Rule)
+			}
+		}
+		change := ruleset.TableChange{Table: table}
+		for _, chain := range chains {
+			if chain.Table == table {
+				change.Write = append(change.Write, chain)
+			}
+		}
+		text = ruleset.Transaction{Tables: []ruleset.TableChange{change}}.Append(text)
+	}
+	_, err := out.Write(text)
+	return err
+}

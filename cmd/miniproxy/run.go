@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-base/logs"
+	"k8s.io/component-base/version"
+	"k8s.io/klog/v2"
+
+	"github.com/miniproxy/miniproxy/pkg/config"
+	"github.com/miniproxy/miniproxy/pkg/iptables"
+	"github.com/miniproxy/miniproxy/pkg/model"
+)
+
+// runAgent keeps the node's rules until the context ends. The rules stay: traffic
+// must not notice that the agent stops.
+func runAgent(ctx context.Context, args []string, io streams) error {
+	o := newOptions("run")
+	c, err := o.parse(args, io)
+	if err != nil {
+		return err
+	}
+	switch {
+	case o.config.Version() == "true" || o.config.Version() == "raw":
+		return printVersion(ctx, nil, io)
+	case c.WriteConfigTo != "":
+		return writeConfig(c)
+	case c.Cleanup:
+		return o.cleanUp(ctx)
+	}
+	if err := c.SetUpLogging(); err != nil {
+		return usageError{err}
+	}
+	defer logs.FlushLogs()
+	logger := klog.FromContext(ctx)
+	logger.Info("Starting miniproxy", "version", version.Get().GitVersion, "node", c.NodeName)
+	for _, warning := range c.Warnings {
+		logger.Info("Configuration: " + warning)
+	}
+
+	source, err := newSource(ctx, c)
+	if err != nil {
+		return err
+	}
+	kernels, err := o.kernels(ctx)
+	if err != nil {
+		return err
+	}
+	return newAgent(c, o.values(), kernels).run(ctx, source)
+}
+
+func writeConfig(c *config.Config) error {
+	text, err := c.YAML()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.WriteConfigTo, text, 0o644); err != nil {
+		return fmt.Errorf("write the configuration: %w", err)
+	}
+	return nil
+}
+
+// newSource returns where the objects come from.
+func newSource(ctx context.Context, c *config.Config) (config.Source, error) {
+	if c.Manifests != "" {
+		return config.NewManifests(c.Manifests, c.NodeName), nil
+	}
+	rest, err := config.Connect(ctx, c.API)
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(rest)
+	if err != nil {
+		return nil, fmt.Errorf("make a client for the API server: %w", err)
+	}
+	return config.NewCluster(client, c.NodeName, c.API.Resync), nil
+}
+
+// kernels returns the door to the kernel's tables for each family that the kernel
+// has. One family is enough to run; each stands alone from here on.
+func (o *options) kernels(ctx context.Context) ([]*iptables.Runner, error) {
+	logger := klog.FromContext(ctx)
+	forced, err := o.forcedBackend()
+	if err != nil {
+		return nil, err
+	}
+	choice, err := iptables.Detect(ctx, forced)
+	if err != nil {
+		return nil, err
+	}
+	logger.Info("Chose the iptables backend", "backend", choice.Backend, "because", choice.Reason)
+	if n := countOurs(ctx, otherBackend(choice.Backend)); n > 0 {
+		logger.Error(nil, "The other iptables backend holds chains of a Service proxy too; packets pass through both: remove them with miniproxy cleanup",
+			"backend", otherBackend(choice.Backend), "chains", n)
+	}
+	var kernels []*iptables.Runner
+	var missing error
+	for _, family := range model.Families {
+		kernel, err := iptables.New(ctx, family, choice.Backend)
+		if err == nil {
+			err = kernel.Supported(ctx)
+		}
+		switch {
+		case err == nil:
+			kernels = append(kernels, kernel)
+		case errors.Is(err, iptables.ErrFamilyUnsupported):
+			missing = errors.Join(missing, err)
+		default:
+			return nil, err
+		}
+	}
+	if len(kernels) == 0 {
+		return nil, fmt.Errorf("the kernel can rewrite addresses of neither family: %w", missing)
+	}
+	if missing != nil {
+		logger.Error(missing, "One IP family is not supported here; serving the other one", "family", kernels[0].Family())
+	}
+	return kernels, nil
+}
