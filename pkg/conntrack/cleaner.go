@@ -1,0 +1,193 @@
+// Package conntrack removes UDP flows that the rules no longer allow from the
+// kernel's connection table.
+//
+// The nat table decides once for a flow; then its entry in the connection table
+// does. A UDP flow has no end that the kernel could see: as long as its sender goes
+// on, the entry lives and leads to where the endpoint was. So after the rules are
+// written, entries that lead to one of our frontends and from there to anything but
+// an endpoint that serves are deleted, and the next packet meets the rules.
+//
+// This compares states and needs no events: what was missed while the agent was
+// down is found as well (B-24). TCP and SCTP are left alone: their ends notice, and
+// a graceful shutdown needs its connections.
+//
+// How the agent uses it. The proxier of a family makes one Cleaner and calls it
+// after a sync whose rules are in the kernel, never before and never after one that
+// failed: an entry deleted earlier would be made again by the old rules. It calls
+// Clean after a full sync (start, repair, retry, period) and CleanIfChanged after a
+// partial one, with the snapshot that was applied. What fails is kept and done by
+// the next call (B-39); the error is for the log, not a reason to fail the sync. At
+// start it can call Remember with the frontends that it found in the rules of an
+// earlier agent.
+package conntrack
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/miniproxy/miniproxy/pkg/model"
+)
+
+// Table is a connection table; Kernel is the real one.
+type Table interface {
+	Dump(ctx context.Context, fam model.Family, protocol uint8, each func(Entry) error) error
+	Delete(ctx context.Context, entries []Entry) (deleted int, err error)
+}
+
+// Recorder is told of each removal that ran: how many entries it deleted and how
+// long it took.
+type Recorder interface {
+	ConntrackReconciled(fam model.Family, deleted int, took time.Duration)
+}
+
+// NodePorts is where node ports answer: on every address of the host (loopback
+// addresses only with Loopback), or on those listed.
+type NodePorts struct {
+	All       bool
+	Loopback  bool
+	Addresses []netip.Addr
+}
+
+// batchSize is how many stale entries are collected before they are deleted. It
+// bounds what is held in memory, however many entries there are.
+const batchSize = 1024
+
+// Cleaner removes stale UDP flows of one family. It is not for concurrent use.
+type Cleaner struct {
+	fam   model.Family
+	table Table
+	rec   Recorder
+	host  func(model.Family) ([]netip.Prefix, error)
+
+	// known are the frontends whose flows may still have to be looked at: those of the
+	// last call, and while calls fail those of all calls since the last good one.
+	known desired
+	// done says that the last call succeeded, so that known is what the table agrees
+	// with.
+	done bool
+}
+
+// New returns a Cleaner that has done nothing yet.
+func New(fam model.Family, table Table, rec Recorder) *Cleaner {
+	return newCleaner(fam, table, rec, HostAddresses)
+}
+
+func newCleaner(fam model.Family, table Table, rec Recorder, host func(model.Family) ([]netip.Prefix, error)) *Cleaner {
+	return &Cleaner{fam: fam, table: table, rec: rec, host: host,
+		known: desired{services: map[netip.AddrPort]backends{}, nodePorts: map[uint16]backends{}}}
+}
+
+// Remember says that these UDP frontends and node ports were served before: flows
+// to those that no Service has now are removed by the next call. This is for a
+// Service that was deleted while no agent ran.
+func (c *Cleaner) Remember(services []netip.AddrPort, nodePorts []uint16) {
+	for _, addr := range services {
+		c.known.services[addr] = nil
+	}
+	for _, port := range nodePorts {
+		c.known.nodePorts[port] = nil
+	}
+	c.done = false
+}
+
+// Clean removes every stale UDP flow.
+func (c *Cleaner) Clean(ctx context.Context, snap model.Snapshot, nodePorts NodePorts) error {
+	return c.clean(ctx, snap, nodePorts, func(desired) bool { return true })
+}
+
+// CleanIfChanged is Clean if UDP Services, their endpoints or the node port
+// addresses are not as the last good call saw them; otherwise it does nothing. It
+// misses flows that were made by somebody's damage to the rules.
+func (c *Cleaner) CleanIfChanged(ctx context.Context, snap model.Snapshot, nodePorts NodePorts) error {
+	return c.clean(ctx, snap, nodePorts, func(want desired) bool { return !c.done || !want.equal(c.known) })
+}
+
+func (c *Cleaner) clean(ctx context.Context, snap model.Snapshot, nodePorts NodePorts, needed func(desired) bool) error {
+	want := wanted(snap)
+	all := want.with(c.known)
+	if len(all.nodePorts) > 0 {
+		addresses, err := c.addresses(nodePorts)
+		if err != nil {
+			c.known, c.done = all, false
+			return fmt.Errorf("find addresses of node ports: %w", err)
+		}
+		want.addresses, all.addresses = addresses, addresses
+	}
+	if !needed(want) {
+		return nil
+	}
+	if err := c.remove(ctx, all); err != nil {
+		c.known, c.done = all, false
+		return fmt.Errorf("remove stale %s UDP flows: %w", c.fam, err)
+	}
+	c.known, c.done = want, true
+	return nil
+}
+
+// remove deletes the entries that are stale.
+func (c *Cleaner) remove(ctx context.Context, d desired) error {
+	if d.isEmpty() {
+		return nil
+	}
+	logger := klog.FromContext(ctx)
+	start := time.Now()
+	seen, deleted := 0, 0
+	var stale []Entry
+	flush := func() error {
+		n, err := c.table.Delete(ctx, stale)
+		deleted += n
+		stale = stale[:0]
+		return err
+	}
+	err := c.table.Dump(ctx, c.fam, unix.IPPROTO_UDP, func(e Entry) error {
+		seen++
+		if !d.stale(e) {
+			return nil
+		}
+		logger.V(4).Info("Stale UDP flow", "source", e.Source, "frontend", e.Destination, "leadsTo", e.ReplySource)
+		if stale = append(stale, e); len(stale) < batchSize {
+			return nil
+		}
+		return flush()
+	})
+	// What was found before a dump broke off is stale all the same.
+	if len(stale) > 0 {
+		if flushErr := flush(); err == nil {
+			err = flushErr
+		}
+	}
+	took := time.Since(start)
+	c.rec.ConntrackReconciled(c.fam, deleted, took)
+	level := klog.Level(4)
+	if deleted > 0 {
+		level = 2
+	}
+	logger.V(int(level)).Info("Looked for stale UDP flows", "family", c.fam, "seen", seen, "deleted", deleted, "took", took)
+	return err
+}
+
+// addresses are the host's addresses on which node ports answer, sorted.
+func (c *Cleaner) addresses(nodePorts NodePorts) ([]netip.Prefix, error) {
+	if !nodePorts.All {
+		prefixes := make([]netip.Prefix, 0, len(nodePorts.Addresses))
+		for _, addr := range nodePorts.Addresses {
+			prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
+		}
+		return prefixes, nil
+	}
+	prefixes, err := c.host(c.fam)
+	if err != nil {
+		return nil, err
+	}
+	if !nodePorts.Loopback {
+		prefixes = slices.DeleteFunc(prefixes, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
+	}
+	slices.SortFunc(prefixes, netip.Prefix.Compare)
+	return prefixes, nil
+}
