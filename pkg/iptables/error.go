@@ -78,7 +78,7 @@ func (e *RestoreError) Error() string {
 	if e.Text == "" {
 		return e.CommandError.Error()
 	}
-	return fmt.Sprintf("%v (input line %d: %s)", e.CommandError, e.Line, e.Text)
+	return fmt.Sprintf("%v (input line %d: %s)", e.CommandError, e.Line, oneLine(e.Text))
 }
 
 // Unwrap returns the CommandError within.
@@ -159,7 +159,7 @@ func excerpt(input []byte, n int) (text, around string) {
 	return text, b.String()
 }
 
-// oneLine puts text of several lines on one, without blank ones.
+// oneLine puts text of several lines on one, without the blank ones.
 func oneLine(s string) string {
 	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
 }
