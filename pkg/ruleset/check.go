@@ -18,7 +18,7 @@ var calledPrefixes = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-",
 // with a newline), and what should not be there (a Service chain that nothing
 // jumps to).
 func Check(rs Ruleset) error {
-	errs := []error{checkTargets(rs), checkLoops(rs), checkOrphans(rs), checkFamily(rs)}
+	errs := []error{checkTargets(rs), checkLoops(rs, sortedIDs(rs)), checkOrphans(rs), checkFamily(rs)}
 	for _, table := range rs.Tables() {
 		for _, c := range rs.Chains(table) {
 			errs = append(errs, checkChain(c))
@@ -170,8 +170,9 @@ func checkTargets(chains map[ChainID]*Chain) error {
 	return join(errs)
 }
 
-// checkLoops finds chains from which a packet could come back to them.
-func checkLoops(chains map[ChainID]*Chain) error {
+// checkLoops finds chains, among those that a packet can get to from the given
+// ones, from which it could come back to them.
+func checkLoops(chains map[ChainID]*Chain, from []ChainID) error {
 	const (
 		inProgress = iota + 1
 		done
@@ -197,7 +198,7 @@ func checkLoops(chains map[ChainID]*Chain) error {
 		}
 		state[id] = done
 	}
-	for _, id := range sortedIDs(chains) {
+	for _, id := range from {
 		if state[id] == 0 {
 			visit(id)
 		}

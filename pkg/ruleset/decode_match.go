@@ -27,13 +27,17 @@ func (p *ruleParser) module(name string) error {
 
 // implicitMatch reads an option that stands without -m: it belongs to the
 // protocol, whose module iptables then loads by itself.
-func (p *ruleParser) implicitMatch() error {
+func (p *ruleParser) implicitMatch(option string) error {
 	i := slices.IndexFunc(p.rule.Matches, func(m Match) bool { return addressRank(m) == addressRank(Protocol{}) })
 	if i < 0 {
-		return fmt.Errorf("option %s belongs to no match", p.tokens[0].raw)
+		return fmt.Errorf("option %s belongs to no match", option)
 	}
 	name := p.rule.Matches[i].(Protocol).Name
-	return p.addModule(name, p.takeArguments(name))
+	args := p.takeArguments(name)
+	if len(args) == 0 {
+		return fmt.Errorf("option %s does not belong to protocol %s", option, name)
+	}
+	return p.addModule(name, args)
 }
 
 func (p *ruleParser) addModule(name string, args []token) error {

@@ -40,7 +40,7 @@ func (p *ruleParser) next() error {
 	flag := p.tokens[0].raw
 	if strings.HasPrefix(flag, "--") && !isRuleFlag(flag) {
 		p.tokens = start
-		return p.implicitMatch()
+		return p.implicitMatch(flag)
 	}
 	p.tokens = p.tokens[1:]
 	if not && !isAddressFlag(flag) {

@@ -159,6 +159,7 @@ func TestDecodeErrors(t *testing.T) {
 		{"negated jump", "*nat\n-A PREROUTING ! -j ACCEPT\n", "line 2: -j cannot be negated"},
 		{"two targets", "*nat\n-A PREROUTING -j ACCEPT -j ACCEPT\n", "line 2: a second target"},
 		{"option of nothing", "*nat\n-A PREROUTING --dport 80\n", "line 2: option --dport belongs to no match"},
+		{"ports of a protocol without", "*nat\n-A PREROUTING -p icmp ! --dport 80\n", "line 2: option --dport does not belong to protocol icmp"},
 		{"words after a jump", "*nat\n:A - [0:0]\n-A PREROUTING -j A --x\n", "line 3: unexpected \"--x\""},
 		{"no comment", "*nat\n-A PREROUTING -m comment\n", "line 2: match comment"},
 		{"unknown command", "*nat\n-D PREROUTING 1\n", "line 2: unknown command \"-D\""},
