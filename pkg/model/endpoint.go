@@ -89,7 +89,7 @@ func choose(endpoints []Endpoint, conditions ...func(Endpoint) bool) []Endpoint 
 // hints would send all of a zone's traffic to the few endpoints that have them.
 func hinted(endpoints []Endpoint, node NodeFacts) func(Endpoint) bool {
 	forNode := func(e Endpoint) bool { return slices.Contains(e.NodeHints, node.Name) }
-	forZone := func(e Endpoint) bool { return slices.Contains(e.ZoneHints, node.Zone) }
+	forZone := func(e Endpoint) bool { return node.Zone != "" && slices.Contains(e.ZoneHints, node.Zone) }
 	ready := choose(endpoints, Endpoint.isReady)
 	lacks := func(hints func(Endpoint) []string) bool {
 		return slices.ContainsFunc(ready, func(e Endpoint) bool { return len(hints(e)) == 0 })
