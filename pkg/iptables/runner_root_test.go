@@ -26,6 +26,22 @@ func eachRunner(t *testing.T, test func(t *testing.T, r *Runner)) {
 	}
 }
 
+// wipe removes all rules and chains, and resets policies.
+func wipe(t *testing.T, r *Runner) {
+	t.Helper()
+	for table, chains := range map[string][]string{
+		"mangle": {"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"},
+		"nat":    {"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"},
+		"filter": {"INPUT", "FORWARD", "OUTPUT"},
+	} {
+		input := "*" + table + "\n:" + strings.Join(chains, " ACCEPT\n:") + " ACCEPT\nCOMMIT\n"
+		// Without --noflush.
+		if _, err := r.seams.Run(t.Context(), []byte(input), r.seams.Restore); err != nil {
+			t.Fatalf("wipe: %v", err)
+		}
+	}
+}
+
 func restore(t *testing.T, r *Runner, input string) {
 	t.Helper()
 	if err := r.Restore(t.Context(), []byte(input)); err != nil {
