@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/spf13/pflag"
@@ -22,7 +23,9 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 
 	"github.com/miniproxy/miniproxy/pkg/config"
@@ -195,13 +198,13 @@ func TestPrivileges(t *testing.T) {
 	}
 }
 
-// requests is what an agent asks of the API server in one watch of everything.
-type requests struct{ stop context.CancelFunc }
+// deaf hears no events.
+type deaf struct{}
 
-func (requests) ServiceChanged(_, _ *corev1.Service)                  {}
-func (requests) EndpointSliceChanged(_, _ *discoveryv1.EndpointSlice) {}
-func (requests) NodeChanged(_, _ *corev1.Node)                        {}
-func (r requests) Synced()                                            { r.stop() }
+func (deaf) ServiceChanged(_, _ *corev1.Service)                  {}
+func (deaf) EndpointSliceChanged(_, _ *discoveryv1.EndpointSlice) {}
+func (deaf) NodeChanged(_, _ *corev1.Node)                        {}
+func (deaf) Synced()                                              {}
 
 // TestRoleIsWhatTheAgentAsks compares the role with the requests that the informers
 // really make. Too little and the agent waits for ever; too much and a stolen token
@@ -210,7 +213,20 @@ func TestRoleIsWhatTheAgentAsks(t *testing.T) {
 	client := fake.NewClientset()
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	if err := config.NewCluster(client, "worker", 0).Run(ctx, requests{stop}); err != nil {
+	// An informer lists before it watches, so all requests are made once every kind
+	// of object is watched.
+	var mu sync.Mutex
+	watched := map[string]bool{}
+	client.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		watched[action.GetResource().Resource] = true
+		if len(watched) == 3 {
+			stop()
+		}
+		return false, nil, nil
+	})
+	if err := config.NewCluster(client, "worker", 0).Run(ctx, deaf{}); err != nil {
 		t.Fatal(err)
 	}
 	// Events go through a recorder that tests cannot see into; it creates them, and
