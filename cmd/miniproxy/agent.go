@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/component-base/logs"
-	"k8s.io/component-base/version"
 	"k8s.io/klog/v2"
 
 	"github.com/miniproxy/miniproxy/pkg/config"
@@ -22,9 +21,8 @@ import (
 
 // agent is the running program: the rooms, connected.
 type agent struct {
-	config *config.Config
-	// flags are the command line's flags with their values, to be shown.
-	flags    map[string]string
+	config   *config.Config
+	options  *options
 	health   *health.State
 	metrics  *metrics.Metrics
 	families []*familyAgent
@@ -35,14 +33,14 @@ type agent struct {
 	node   *corev1.Node
 }
 
-func newAgent(c *config.Config, flags map[string]string, kernels []*iptables.Runner) *agent {
+func newAgent(c *config.Config, o *options, kernels []*iptables.Runner) *agent {
 	var families []model.Family
 	for _, k := range kernels {
 		families = append(families, k.Family())
 	}
 	a := &agent{
 		config:  c,
-		flags:   flags,
+		options: o,
 		health:  health.NewState(2*c.SyncPeriod, families...),
 		metrics: metrics.New(metrics.ProcessRegistry{}, families...),
 		synced:  make(chan struct{}),
@@ -146,9 +144,9 @@ func (a *agent) servers() []httpserver.Server {
 		Metrics:      metrics.ProcessRegistry{}.Handler(),
 		ProxyMode:    "iptables",
 		Component:    "miniproxy",
-		Version:      version.Get().GitVersion,
+		Version:      versionName(),
 		Config:       a.config.Raw,
-		Flags:        a.flags,
+		Flags:        a.options.values(),
 		Profiling:    a.config.Profiling,
 		SetVerbosity: logs.GlogSetter,
 	}

@@ -42,7 +42,7 @@ func newFamilyAgent(a *agent, kernel *iptables.Runner) *familyAgent {
 		tracker:     tracker.New(kernel.Family(), a.config.NodeName),
 		healthPorts: health.NewServices(a.health.Healthy, nil),
 	}
-	f.proxier = proxier.New(f.family, f, kernel, f.options, f)
+	f.proxier = proxier.New(f.family, f, kernel, f.rendering, f)
 	f.runner = proxier.NewRunner(f.proxier.Sync, pace(a.config))
 	return f
 }
@@ -99,8 +99,8 @@ func (f *familyAgent) Take() (model.Snapshot, tracker.Changes) {
 	return f.tracker.Take()
 }
 
-// options says what the configuration means on the node and host as they are now.
-func (f *familyAgent) options(node model.NodeFacts) (render.Options, error) {
+// rendering says what the configuration means on the node and host as they are now.
+func (f *familyAgent) rendering(node model.NodeFacts) (render.Options, error) {
 	addresses, err := hostAddresses()
 	if err != nil {
 		return render.Options{}, err
@@ -110,7 +110,7 @@ func (f *familyAgent) options(node model.NodeFacts) (render.Options, error) {
 		RandomFully:  f.kernel.HasRandomFully(),
 		TCPBeLiberal: f.config.Conntrack.TCPBeLiberal,
 	}
-	return proxier.Options(f.config, f.family, node, host), nil
+	return f.options.rendering(f.config, f.family, node, host), nil
 }
 
 // hostAddresses are the addresses of all interfaces.

@@ -8,6 +8,9 @@ import (
 
 	"github.com/miniproxy/miniproxy/pkg/config"
 	"github.com/miniproxy/miniproxy/pkg/iptables"
+	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/pkg/proxier"
+	"github.com/miniproxy/miniproxy/pkg/render"
 )
 
 // options are the flags that the agent and the commands about it share.
@@ -16,6 +19,8 @@ type options struct {
 	config *config.Flags
 	// backend is where the rules are kept: auto, nft or legacy.
 	backend string
+	// flatDispatch and flatBalance are the sizes up to which chains are flat.
+	flatDispatch, flatBalance int
 }
 
 // newOptions registers the shared flags for a command.
@@ -24,7 +29,16 @@ func newOptions(command string) *options {
 	o.set.SortFlags = false
 	o.config = config.NewFlags(o.set)
 	o.set.StringVar(&o.backend, "iptables-backend", "auto", "Where the kernel keeps the rules: nft, legacy, or auto for the one that the rest of the node uses.")
+	o.set.IntVar(&o.flatDispatch, "flat-dispatch-limit", render.DefaultFlatDispatch, "Entries up to which KUBE-SERVICES, KUBE-NODEPORTS and their like are one flat chain; above, each is a tree.")
+	o.set.IntVar(&o.flatBalance, "flat-balance-limit", render.DefaultFlatBalance, "Endpoints up to which a Service port's chain is flat; above, the endpoints are in groups.")
 	return o
+}
+
+// rendering is what the configuration means for one family on the node and host.
+func (o *options) rendering(c *config.Config, family model.Family, node model.NodeFacts, host proxier.Host) render.Options {
+	opts := proxier.Options(c, family, node, host)
+	opts.FlatDispatch, opts.FlatBalance = o.flatDispatch, o.flatBalance
+	return opts
 }
 
 // parse reads a command line. Everything that is wrong with it, or with the

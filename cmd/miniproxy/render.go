@@ -49,7 +49,7 @@ func renderManifests(_ context.Context, args []string, std streams) error {
 	if *node != "" {
 		c = withNodeName(c, *node)
 	}
-	chains, conflicts := renderObjects(c, fam, objects)
+	chains, conflicts := o.renderObjects(c, fam, objects)
 	for _, conflict := range conflicts {
 		fmt.Fprintf(std.err, "miniproxy: %s is not served at %s: %s has it\n", conflict.Loser, conflict.Frontend, conflict.Winner)
 	}
@@ -84,7 +84,7 @@ func withNodeName(c *config.Config, name string) *config.Config {
 
 // renderObjects renders what one family of the objects asks of the node. Where the
 // agent would ask the host for its addresses, the Node's are taken.
-func renderObjects(c *config.Config, family model.Family, objects config.Objects) ([]ruleset.Chain, []render.Conflict) {
+func (o *options) renderObjects(c *config.Config, family model.Family, objects config.Objects) ([]ruleset.Chain, []render.Conflict) {
 	t := tracker.New(family, c.NodeName)
 	for _, node := range objects.Nodes {
 		if node.Name == c.NodeName {
@@ -103,7 +103,7 @@ func renderObjects(c *config.Config, family model.Family, objects config.Objects
 		RandomFully:  true,
 		TCPBeLiberal: c.Conntrack.TCPBeLiberal,
 	}
-	return render.Snapshot(snapshot, proxier.Options(c, family, snapshot.Node, host))
+	return render.Snapshot(snapshot, o.rendering(c, family, snapshot.Node, host))
 }
 
 func localhost(family model.Family) netip.Addr {

@@ -8,7 +8,6 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-base/logs"
-	"k8s.io/component-base/version"
 	"k8s.io/klog/v2"
 
 	"github.com/miniproxy/miniproxy/pkg/config"
@@ -37,7 +36,7 @@ func runAgent(ctx context.Context, args []string, io streams) error {
 	}
 	defer logs.FlushLogs()
 	logger := klog.FromContext(ctx)
-	logger.Info("Starting miniproxy", "version", version.Get().GitVersion, "node", c.NodeName)
+	logger.Info("Starting miniproxy", "version", versionName(), "node", c.NodeName)
 	for _, warning := range c.Warnings {
 		logger.Info("Configuration: " + warning)
 	}
@@ -50,7 +49,7 @@ func runAgent(ctx context.Context, args []string, io streams) error {
 	if err != nil {
 		return err
 	}
-	return newAgent(c, o.values(), kernels).run(ctx, source)
+	return newAgent(c, o, kernels).run(ctx, source)
 }
 
 func writeConfig(c *config.Config) error {

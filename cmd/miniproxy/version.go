@@ -2,18 +2,31 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
-
-	"k8s.io/component-base/version"
+	"runtime/debug"
 )
 
-// printVersion prints the version that the build was stamped with.
+// version is stamped by the build: -ldflags '-X main.version=v1.2.3'.
+var version string
+
+// versionName is the stamped version, or what the Go tool knows about the source.
+func versionName() string {
+	if version != "" {
+		return version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(unknown)"
+}
+
+// printVersion prints the version.
 func printVersion(_ context.Context, args []string, io streams) error {
 	if len(args) > 0 {
-		return usageError{fmt.Errorf("version takes no arguments")}
+		return usageError{errors.New("version takes no arguments")}
 	}
-	info := version.Get()
-	_, err := fmt.Fprintf(io.out, "miniproxy %s %s %s/%s\n", info.GitVersion, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	_, err := fmt.Fprintf(io.out, "miniproxy %s %s %s/%s\n", versionName(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return err
 }

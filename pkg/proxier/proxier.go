@@ -82,10 +82,11 @@ type Proxier struct {
 	// jumpsChecked is when the jump rules were last looked at.
 	jumpsChecked time.Time
 
-	opts      render.Options
-	units     map[model.ServicePortName]*render.Unit
-	ledger    *ledger
-	conflicts []render.Conflict
+	opts       render.Options
+	units      map[model.ServicePortName]*render.Unit
+	dispatcher *render.Dispatcher
+	ledger     *ledger
+	conflicts  []render.Conflict
 	// unsynced are the changes since the last sync that succeeded.
 	unsynced tracker.Changes
 }
@@ -122,6 +123,7 @@ func (p *Proxier) Sync(ctx context.Context) error {
 	if full {
 		p.ledger = newLedger()
 		p.units = map[model.ServicePortName]*render.Unit{}
+		p.dispatcher = render.NewDispatcher()
 	}
 
 	w := newWriter(p.kernel, p.ledger)

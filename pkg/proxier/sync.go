@@ -28,7 +28,7 @@ func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.
 	dirty := p.unsynced.ServicePorts
 	if full || !opts.Equal(p.opts) {
 		dirty = merge(dirty, slices.Collect(maps.Keys(snapshot.Services)))
-		p.opts = opts
+		p.setOptions(opts)
 	}
 
 	for _, chain := range render.Fixed(opts) {
@@ -38,10 +38,11 @@ func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.
 	if err != nil {
 		return err
 	}
-	if len(dirty) > 0 || full {
-		p.writeDispatch(ctx, w)
+	dispatchGone, err := p.writeDispatch(ctx, w)
+	if err != nil {
+		return err
 	}
-	if err := w.removeAll(ctx, gone); err != nil {
+	if err := w.removeAll(ctx, append(dispatchGone, gone...)); err != nil {
 		return err
 	}
 	if full || time.Since(p.jumpsChecked) >= jumpPeriod {
@@ -84,7 +85,8 @@ func (p *Proxier) replaceUnit(name model.ServicePortName, unit render.Unit) (gon
 		kept[unit.Chains[i].Name] = true
 		unit.Chains[i].Rules = nil // the ledger remembers their hash
 	}
-	if old := p.units[name]; old != nil {
+	old := p.units[name]
+	if old != nil {
 		for _, chain := range slices.Backward(old.Chains) {
 			if !kept[chain.Name] {
 				gone = append(gone, chain.ChainID)
@@ -93,26 +95,43 @@ func (p *Proxier) replaceUnit(name model.ServicePortName, unit render.Unit) (gon
 	}
 	if len(unit.Entries) == 0 {
 		delete(p.units, name)
+		p.dispatcher.Replace(old, nil)
 	} else {
 		p.units[name] = &unit
+		p.dispatcher.Replace(old, &unit)
 	}
 	return gone
 }
 
-// writeDispatch writes the chains that lead packets into those of the units.
-func (p *Proxier) writeDispatch(ctx context.Context, w *writer) {
-	chains, conflicts := render.Dispatch(p.units, p.opts)
+// setOptions takes options into account that concern every dispatch chain.
+func (p *Proxier) setOptions(opts render.Options) {
+	p.opts = opts
+	p.dispatcher.SetOptions(opts)
+}
+
+// writeDispatch writes the chains that lead packets into those of the units. It
+// returns those that nothing leads to any more.
+func (p *Proxier) writeDispatch(ctx context.Context, w *writer) (gone []ruleset.ChainID, err error) {
+	chains, gone := p.dispatcher.Chains()
 	for _, chain := range chains {
 		w.write(chain)
+		if err := w.flushIfFull(ctx); err != nil {
+			return nil, err
+		}
 	}
+	if len(chains) == 0 {
+		return gone, nil
+	}
+	conflicts := p.dispatcher.Conflicts()
 	if slices.Equal(conflicts, p.conflicts) {
-		return
+		return gone, nil
 	}
 	p.conflicts = conflicts
 	for _, c := range conflicts {
 		klog.FromContext(ctx).Info("Several Services claim one address and port; the oldest has it",
 			"frontend", c.Frontend.String(), "servedBy", c.Winner.String(), "notServed", c.Loser.String())
 	}
+	return gone, nil
 }
 
 // ensureJumps makes sure that packets find their way into the chains. After the
@@ -138,21 +157,41 @@ func (p *Proxier) ensureJumps(ctx context.Context) error {
 // a kube-proxy, and that nobody claims now. No rule of ours leads there any more; if
 // one of somebody else's does, the kernel keeps them, which harms no packet.
 func (p *Proxier) sweep(ctx context.Context, w *writer) error {
-	names, err := p.kernel.ChainNames(ctx, ruleset.NAT)
+	stale, err := p.staleChains(ctx)
 	if err != nil {
-		return fmt.Errorf("list the chains of table nat: %w", err)
+		return err
 	}
-	var stale []ruleset.ChainID
-	for _, name := range names {
-		id := ruleset.ChainID{Table: ruleset.NAT, Name: name}
-		if _, claimed := p.ledger.chains[id]; !claimed && render.IsPerService(id) {
-			stale = append(stale, id)
+	// They jump to each other in ways that only their former owner knew.
+	for _, id := range stale {
+		w.write(ruleset.Chain{ChainID: id})
+		if err := w.flushIfFull(ctx); err != nil {
+			return err
 		}
 	}
-	slices.SortFunc(stale, render.CompareForRemoval)
+	if err := w.flush(ctx); err != nil {
+		return err
+	}
 	if err := w.removeAll(ctx, stale); err != nil {
 		klog.FromContext(ctx).Error(err, "Could not remove chains left over from before; no rule of ours uses them",
 			"chains", len(stale))
 	}
 	return nil
+}
+
+// staleChains lists the kernel's chains for Services that nobody claims.
+func (p *Proxier) staleChains(ctx context.Context) ([]ruleset.ChainID, error) {
+	var stale []ruleset.ChainID
+	for _, table := range []ruleset.Table{ruleset.Filter, ruleset.NAT} {
+		names, err := p.kernel.ChainNames(ctx, table)
+		if err != nil {
+			return nil, fmt.Errorf("list the chains of table %s: %w", table, err)
+		}
+		for _, name := range names {
+			id := ruleset.ChainID{Table: table, Name: name}
+			if _, claimed := p.ledger.chains[id]; !claimed && render.IsPerService(id) {
+				stale = append(stale, id)
+			}
+		}
+	}
+	return stale, nil
 }

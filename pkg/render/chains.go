@@ -50,7 +50,12 @@ func (b *unitBuilder) addPolicy(chain string, endpoints []model.Endpoint) {
 		rules = append(rules, b.masqueradeForeign()...)
 	}
 	rules = append(rules, b.stick(endpoints)...)
-	b.addChain(chain, append(rules, b.balance(endpoints)...))
+	if len(endpoints) > b.opts.flatBalance() {
+		rules = append(rules, b.balanceGroups(chain, endpoints)...)
+	} else {
+		rules = append(rules, b.balance(endpoints)...)
+	}
+	b.addChain(chain, rules)
 }
 
 // masqueradeForeign masks the source of cluster IP traffic that no pod sent. Such a
@@ -99,29 +104,6 @@ func (b *unitBuilder) stick(endpoints []model.Endpoint) []ruleset.Rule {
 		})
 	}
 	return rules
-}
-
-// balance gives every endpoint the same share: the first rule takes one packet in
-// n, the next one in n-1 of the rest, and so on; the last takes what is left.
-func (b *unitBuilder) balance(endpoints []model.Endpoint) []ruleset.Rule {
-	rules := make([]ruleset.Rule, 0, len(endpoints))
-	for i, ep := range endpoints {
-		var matches []ruleset.Match
-		if left := len(endpoints) - i; left > 1 {
-			matches = []ruleset.Match{ruleset.Chance(left)}
-		}
-		rules = append(rules, ruleset.Rule{
-			Matches: matches,
-			Comment: b.arrow(ep),
-			Action:  ruleset.Jump{Chain: endpointChain(b.port.Name, ep.Addr)},
-		})
-	}
-	return rules
-}
-
-// arrow is the comment of a rule that chooses an endpoint.
-func (b *unitBuilder) arrow(ep model.Endpoint) string {
-	return b.comment + " -> " + ep.Addr.String()
 }
 
 // addExternal adds the chain through which all traffic to other addresses than the

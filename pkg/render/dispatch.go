@@ -16,30 +16,6 @@ type Conflict struct {
 	Winner, Loser model.ServicePortName
 }
 
-// Dispatch renders the entries of all units into the dispatch chains. Of several
-// Services that claim one frontend the oldest has it, then the first by name; the
-// others are reported.
-func Dispatch(units map[model.ServicePortName]*Unit, opts Options) ([]ruleset.Chain, []Conflict) {
-	var rules [indexCount][]ruleset.Rule
-	owners, conflicts := settle(units)
-	for _, name := range slices.SortedFunc(maps.Keys(units), model.ServicePortName.Compare) {
-		for _, e := range units[name].Entries {
-			if owners[e.claim()] == name {
-				rules[e.Index] = append(rules[e.Index], e.Rules...)
-			}
-		}
-	}
-	rules[NATServices] = append(rules[NATServices], toNodePorts(opts)...)
-
-	// The filter table commits first and nat last; within a table the order is free.
-	order := [...]Index{FilterServices, FilterExternal, FilterFirewall, FilterNodePorts, NATNodePorts, NATServices}
-	chains := make([]ruleset.Chain, 0, len(order))
-	for _, index := range order {
-		chains = append(chains, ruleset.Chain{ChainID: index.chain(), Rules: rules[index]})
-	}
-	return chains, conflicts
-}
-
 // claim is what two units cannot both have: a frontend, where health check ports
 // are a space of their own, since nothing is rewritten there.
 type claim struct {
@@ -51,30 +27,137 @@ func (e Entry) claim() claim {
 	return claim{frontend: e.Frontend, healthCheck: e.Index == FilterNodePorts}
 }
 
-// settle decides who owns each frontend. A frontend goes to one unit in all indexes
-// alike: a Service that has no endpoints and is the owner refuses, although a
-// younger one would have some.
-func settle(units map[model.ServicePortName]*Unit) (map[claim]model.ServicePortName, []Conflict) {
-	owners := make(map[claim]model.ServicePortName, 2*len(units))
-	var conflicts []Conflict
-	for _, u := range slices.SortedFunc(maps.Values(units), byAge) {
-		for _, e := range u.Entries {
-			owner, taken := owners[e.claim()]
-			switch {
-			case !taken:
-				owners[e.claim()] = u.Name
-			case owner == u.Name, owner.ServiceName == u.Name.ServiceName:
-				// Its own, or the health check port that all ports of a Service share.
-			default:
-				conflicts = append(conflicts, Conflict{Frontend: e.Frontend, Winner: owner, Loser: u.Name})
+// Dispatcher makes the dispatch chains from the entries of all units, and follows
+// their changes at the cost of what changed.
+//
+// Of several Services that claim one frontend the oldest has it, then the first by
+// name, in all indexes alike: one that has no endpoints and is the owner refuses,
+// although a younger one would have some.
+type Dispatcher struct {
+	claims  map[claim][]*Unit // by age; the first one has it
+	indexes [indexCount]index
+	tail    []ruleset.Rule // the end of KUBE-SERVICES
+}
+
+// NewDispatcher returns a dispatcher without any unit. SetOptions must be called
+// before Chains.
+func NewDispatcher() *Dispatcher {
+	d := &Dispatcher{claims: map[claim][]*Unit{}}
+	for i := range d.indexes {
+		d.indexes[i].Index = Index(i)
+	}
+	return d
+}
+
+// SetOptions says what the dispatch chains are to look like. It does not change what
+// is in the units.
+func (d *Dispatcher) SetOptions(opts Options) {
+	d.tail = toNodePorts(opts)
+	for i := range d.indexes {
+		d.indexes[i].setLimit(opts.flatDispatch())
+	}
+}
+
+// Replace puts one unit in the place of another one of the same Service port.
+// Either may be nil.
+func (d *Dispatcher) Replace(old, current *Unit) {
+	touched := map[claim]bool{}
+	for _, u := range []*Unit{old, current} {
+		if u != nil {
+			for _, e := range u.Entries {
+				touched[e.claim()] = true
 			}
 		}
 	}
-	return owners, slices.Compact(conflicts)
+	for c := range touched {
+		d.contest(c, old, current)
+	}
+}
+
+// contest decides anew who has a claim.
+func (d *Dispatcher) contest(c claim, old, current *Unit) {
+	holders := d.claims[c]
+	before := first(holders)
+	holders = slices.DeleteFunc(slices.Clone(holders), func(u *Unit) bool { return u == old })
+	if current != nil && slices.ContainsFunc(current.Entries, func(e Entry) bool { return e.claim() == c }) {
+		at, _ := slices.BinarySearchFunc(holders, current, byAge)
+		holders = slices.Insert(holders, at, current)
+	}
+	if len(holders) == 0 {
+		delete(d.claims, c)
+	} else {
+		d.claims[c] = holders
+	}
+	d.enter(c, before, first(holders))
+}
+
+// enter replaces what one unit has in the indexes for a claim by what another has.
+func (d *Dispatcher) enter(c claim, before, after *Unit) {
+	if before != nil && after != nil && slices.EqualFunc(before.entriesOf(c), after.entriesOf(c), Entry.equal) && before.Name == after.Name {
+		return
+	}
+	for _, e := range before.entriesOf(c) {
+		d.indexes[e.Index].remove(before.Name, e.Frontend)
+	}
+	for seq, e := range after.entriesOf(c) {
+		d.indexes[e.Index].insert(&item{key: keyOf(e.Frontend), name: after.Name, seq: seq, entry: e})
+	}
+}
+
+// Chains returns the dispatch chains that may have changed since the last call,
+// those jumped to before those that jump to them, and the chains that are no longer
+// needed, those that jump before those jumped to.
+func (d *Dispatcher) Chains() (write []ruleset.Chain, gone []ruleset.ChainID) {
+	// The filter table commits first and nat last; within a table the order is free.
+	for _, i := range [...]Index{FilterServices, FilterExternal, FilterFirewall, FilterNodePorts, NATNodePorts, NATServices} {
+		var tail []ruleset.Rule
+		if i == NATServices {
+			tail = d.tail
+		}
+		w, g := d.indexes[i].flush(tail)
+		write, gone = append(write, w...), append(gone, g...)
+	}
+	return write, gone
+}
+
+// Conflicts lists the frontends that more than one Service claims, sorted.
+func (d *Dispatcher) Conflicts() []Conflict {
+	var conflicts []Conflict
+	for c, holders := range d.claims {
+		for _, loser := range holders[1:] {
+			// The ports of one Service share its health check port.
+			if winner := holders[0]; winner.Name.ServiceName != loser.Name.ServiceName {
+				conflicts = append(conflicts, Conflict{Frontend: c.frontend, Winner: winner.Name, Loser: loser.Name})
+			}
+		}
+	}
+	slices.SortFunc(conflicts, func(a, b Conflict) int {
+		return cmp.Or(a.Loser.Compare(b.Loser), cmp.Compare(a.Frontend.String(), b.Frontend.String()))
+	})
+	return slices.Compact(conflicts)
+}
+
+// first is the unit that has a claim.
+func first(holders []*Unit) *Unit {
+	if len(holders) == 0 {
+		return nil
+	}
+	return holders[0]
 }
 
 func byAge(a, b *Unit) int {
 	return cmp.Or(a.Created.Compare(b.Created), a.Name.Compare(b.Name))
+}
+
+// Dispatch renders the entries of all units at once.
+func Dispatch(units map[model.ServicePortName]*Unit, opts Options) ([]ruleset.Chain, []Conflict) {
+	d := NewDispatcher()
+	d.SetOptions(opts)
+	for _, name := range slices.SortedFunc(maps.Keys(units), model.ServicePortName.Compare) {
+		d.Replace(nil, units[name])
+	}
+	chains, _ := d.Chains()
+	return chains, d.Conflicts()
 }
 
 // toNodePorts is the end of KUBE-SERVICES: what no Service address matched goes to

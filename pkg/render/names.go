@@ -9,7 +9,6 @@
 package render
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/base32"
 	"net/netip"
@@ -57,9 +56,7 @@ var ownedChains = map[ruleset.Table][]string{
 	ruleset.Filter: {CanaryChain, servicesChain, nodePortsChain, externalServicesChain, proxyFirewallChain, forwardChain},
 }
 
-// perServicePrefixes are in the order of the jumps: a chain jumps only to chains
-// with a prefix further down.
-var perServicePrefixes = []string{firewallPrefix, retiredPrefix, externalPrefix, localPrefix, clusterPrefix, endpointPrefix}
+var perServicePrefixes = []string{clusterPrefix, localPrefix, externalPrefix, firewallPrefix, endpointPrefix, retiredPrefix}
 
 // Owns reports whether a chain belongs to the proxy, this one or a kube-proxy
 // before it, judged by its name alone: a restarted agent has no other memory.
@@ -72,18 +69,17 @@ func Owns(id ruleset.ChainID) bool {
 	return IsPerService(id)
 }
 
-// IsPerService reports whether a chain belongs to a Service port.
-func IsPerService(id ruleset.ChainID) bool { return id.Table == ruleset.NAT && removalRank(id) >= 0 }
-
-// CompareForRemoval orders chains of Service ports so that none stands before one
-// that may jump to it.
-func CompareForRemoval(a, b ruleset.ChainID) int {
-	return cmp.Or(cmp.Compare(removalRank(a), removalRank(b)), cmp.Compare(a.Name, b.Name))
-}
-
-// removalRank is the place of a chain's prefix in perServicePrefixes, -1 for none.
-func removalRank(id ruleset.ChainID) int {
-	return slices.IndexFunc(perServicePrefixes, func(prefix string) bool { return strings.HasPrefix(id.Name, prefix) })
+// IsPerService reports whether a chain exists for the sake of some Services, and is
+// to be removed when no Service needs it any more.
+func IsPerService(id ruleset.ChainID) bool {
+	switch id.Table {
+	case ruleset.NAT:
+		return slices.ContainsFunc(perServicePrefixes, func(prefix string) bool { return strings.HasPrefix(id.Name, prefix) })
+	case ruleset.Filter:
+		// Dispatch trees.
+		return strings.HasPrefix(id.Name, clusterPrefix)
+	}
+	return false
 }
 
 func natChain(name string) ruleset.ChainID {

@@ -1,6 +1,7 @@
 package render
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -32,13 +33,30 @@ type Options struct {
 	// INVALID packets and packets to node ports on 127.0.0.0/8; empty for none.
 	InvalidAccount   string
 	LocalhostAccount string
+	// FlatDispatch is the number of entries up to which a dispatch chain is flat, as
+	// every textbook shows it; above, it is a tree. 0 means DefaultFlatDispatch.
+	FlatDispatch int
+	// FlatBalance is the number of endpoints up to which a Service port's chain is
+	// flat; above, the endpoints are in groups. 0 means DefaultFlatBalance.
+	FlatBalance int
 }
+
+// The sizes up to which chains are flat. From here on a tree is measurably faster
+// for the packets, and nobody reads the flat form to its end.
+const (
+	DefaultFlatDispatch = 100
+	DefaultFlatBalance  = 32
+)
+
+func (o Options) flatDispatch() int { return cmp.Or(o.FlatDispatch, DefaultFlatDispatch) }
+func (o Options) flatBalance() int  { return cmp.Or(o.FlatBalance, DefaultFlatBalance) }
 
 // Equal reports whether two options give the same rules for every snapshot.
 func (o Options) Equal(p Options) bool {
 	return o.Family == p.Family && o.MasqueradeMark == p.MasqueradeMark && o.MasqueradeAll == p.MasqueradeAll &&
 		o.RandomFully == p.RandomFully && o.Local == p.Local && o.NodePorts.Equal(p.NodePorts) &&
 		o.DropInvalid == p.DropInvalid && o.InvalidAccount == p.InvalidAccount && o.LocalhostAccount == p.LocalhostAccount &&
+		o.flatDispatch() == p.flatDispatch() && o.flatBalance() == p.flatBalance() &&
 		o.Node.Name == p.Node.Name && o.Node.Zone == p.Node.Zone && o.Node.Primary() == p.Node.Primary()
 }
 

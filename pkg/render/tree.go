@@ -1,0 +1,209 @@
+package render
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"slices"
+
+	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+)
+
+// The shape of a dispatch tree: a chain with more entries than leafSize is split by
+// the next stride bits of the key. A packet meets 4 rules on average in each of a
+// few levels instead of half of all entries.
+const (
+	leafSize = 8
+	stride   = 3
+)
+
+// key is where packets of a frontend go, as bits from the left: an address, or a
+// port. Keys of different spaces have nothing in common.
+type key struct {
+	space  space
+	hi, lo uint64
+}
+
+// space is what the bits of a key mean.
+type space uint8
+
+const (
+	addresses space = iota
+	tcpPorts
+	udpPorts
+	sctpPorts
+)
+
+func keyOf(f Frontend) key {
+	if f.Addr.IsValid() {
+		var b [16]byte
+		copy(b[:], f.Addr.AsSlice())
+		return key{addresses, binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
+	}
+	k := key{space: tcpPorts, hi: uint64(f.Port) << 48}
+	switch f.Protocol {
+	case model.UDP:
+		k.space = udpPorts
+	case model.SCTP:
+		k.space = sctpPorts
+	}
+	return k
+}
+
+func (k key) compare(o key) int {
+	return cmp.Or(cmp.Compare(k.space, o.space), cmp.Compare(k.hi, o.hi), cmp.Compare(k.lo, o.lo))
+}
+
+// shared is the number of leading bits that two keys of one space have in common.
+func (k key) shared(o key) int {
+	if k.hi != o.hi {
+		return bits.LeadingZeros64(k.hi ^ o.hi)
+	}
+	return 64 + bits.LeadingZeros64(k.lo^o.lo)
+}
+
+// tree makes chains of the sorted items of one index.
+//
+// Levels are at fixed bit positions, so that what is below a chain depends on
+// nothing but the items in the chain's range. Where no item changed, no chain does.
+type tree struct {
+	index   Index
+	table   ruleset.Table
+	touched []key // sorted
+	chains  []ruleset.Chain
+}
+
+// inline returns the rules that lead on for the items of one space, to stand in the
+// chain that all packets meet.
+func (t *tree) inline(items []*item) []ruleset.Rule { return t.lead(items, true) }
+
+// lead returns the rules of a chain: its entries, or jumps to chains that share
+// them. If something on the way changed it also makes those chains.
+func (t *tree) lead(items []*item, changed bool) []ruleset.Rule {
+	var rules []ruleset.Rule
+	length := width(items[0])
+	common := min(items[0].key.shared(items[len(items)-1].key), length)
+	if len(items) <= leafSize || common == length {
+		for _, it := range items {
+			rules = append(rules, it.entry.Rules...)
+		}
+		return rules
+	}
+	next := levelBelow(levelAt(common, length), length)
+	for len(items) > 0 {
+		n := 1
+		for n < len(items) && items[0].key.shared(items[n].key) >= next {
+			n++
+		}
+		rules = append(rules, t.branch(items[:n], changed)...)
+		items = items[n:]
+	}
+	return rules
+}
+
+// branch returns the rules that lead to some items, and makes their chain.
+func (t *tree) branch(items []*item, changed bool) []ruleset.Rule {
+	if len(items) == 1 {
+		return items[0].entry.Rules
+	}
+	length := width(items[0])
+	depth := levelAt(min(items[0].key.shared(items[len(items)-1].key), length), length)
+	r := rangeOf(items[0].entry.Frontend, depth)
+	name := t.name(r)
+	if changed {
+		rules := t.lead(items, t.touches(items[0].key, depth))
+		t.chains = append(t.chains, ruleset.Chain{ChainID: ruleset.ChainID{Table: t.table, Name: name}, Rules: rules})
+	}
+	return []ruleset.Rule{{Matches: r.matches(), Comment: r.comment(), Action: ruleset.Jump{Chain: name}}}
+}
+
+// touches reports whether a key that changed begins with the first depth bits of k.
+func (t *tree) touches(k key, depth int) bool {
+	at, _ := slices.BinarySearchFunc(t.touched, k, key.compare)
+	// The nearest touched keys on both sides share the most bits with k.
+	for _, i := range []int{at - 1, at} {
+		if i >= 0 && i < len(t.touched) && t.touched[i].space == k.space && t.touched[i].shared(k) >= depth {
+			return true
+		}
+	}
+	return false
+}
+
+// width is the number of bits that keys of the item's space have.
+func width(it *item) int {
+	if addr := it.entry.Frontend.Addr; addr.IsValid() {
+		return addr.BitLen()
+	}
+	return 16
+}
+
+// levelAt is the deepest level at or above a bit position. The last level is at the
+// end of the key, the first one at its beginning.
+func levelAt(position, width int) int {
+	first := width % stride
+	if position < first {
+		return 0
+	}
+	return position - (position-first)%stride
+}
+
+// levelBelow is the level after another one.
+func levelBelow(level, width int) int {
+	if first := width % stride; level < first {
+		return first
+	}
+	return level + stride
+}
+
+// keyRange is what a chain of a tree is for: the addresses of a prefix, or the
+// ports from first to last of a protocol.
+type keyRange struct {
+	prefix      netip.Prefix
+	protocol    string
+	first, last uint16
+}
+
+// rangeOf is the range of the given depth that a frontend is in.
+func rangeOf(f Frontend, depth int) keyRange {
+	if f.Addr.IsValid() {
+		return keyRange{prefix: netip.PrefixFrom(f.Addr, depth).Masked()}
+	}
+	span := uint16(1)<<(16-depth) - 1
+	return keyRange{protocol: f.Protocol.Lower(), first: f.Port &^ span, last: f.Port | span}
+}
+
+func (r keyRange) String() string {
+	if r.prefix.IsValid() {
+		return r.prefix.String()
+	}
+	return fmt.Sprintf("%s:%d-%d", r.protocol, r.first, r.last)
+}
+
+func (r keyRange) matches() []ruleset.Match {
+	if r.prefix.IsValid() {
+		return []ruleset.Match{ruleset.Destination{Prefix: r.prefix}}
+	}
+	return []ruleset.Match{
+		ruleset.Protocol{Name: r.protocol},
+		ruleset.DestinationPort{Protocol: r.protocol, First: r.first, Last: r.last},
+	}
+}
+
+func (r keyRange) comment() string { return "services in " + r.String() }
+
+// name is the name of a range's chain. It begins with KUBE-SVC- because kube-proxy,
+// when it takes a node back, removes unknown chains with that prefix, and would fail
+// on others that still refer to its own. The trees in the filter table need a letter
+// to be told apart.
+func (t *tree) name(r keyRange) string {
+	letter := [indexCount]string{FilterServices: "S", FilterExternal: "E", FilterFirewall: "F", FilterNodePorts: "H"}[t.index]
+	text := r.String()
+	if name := clusterPrefix + letter + text; len(name) <= ruleset.MaxChainName {
+		return name
+	}
+	// An IPv6 prefix can be longer than a chain's name.
+	return clusterPrefix + letter + hash(text)
+}
