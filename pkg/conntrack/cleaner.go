@@ -117,7 +117,10 @@ func (c *Cleaner) clean(ctx context.Context, snap model.Snapshot, nodePorts Node
 			c.known, c.done = all, false
 			return fmt.Errorf("find addresses of node ports: %w", err)
 		}
-		want.addresses, all.addresses = addresses, addresses
+		all.addresses = addresses
+		if len(want.nodePorts) > 0 {
+			want.addresses = addresses
+		}
 	}
 	if !needed(want) {
 		return nil
@@ -164,11 +167,11 @@ func (c *Cleaner) remove(ctx context.Context, d desired) error {
 	}
 	took := time.Since(start)
 	c.rec.ConntrackReconciled(c.fam, deleted, took)
-	level := klog.Level(4)
+	verbosity := 4
 	if deleted > 0 {
-		level = 2
+		verbosity = 2
 	}
-	logger.V(int(level)).Info("Looked for stale UDP flows", "family", c.fam, "seen", seen, "deleted", deleted, "took", took)
+	logger.V(verbosity).Info("Looked for stale UDP flows", "family", c.fam, "seen", seen, "deleted", deleted, "took", took)
 	return err
 }
 
