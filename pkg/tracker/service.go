@@ -2,6 +2,7 @@ package tracker
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,7 +22,7 @@ func servicePorts(svc *corev1.Service, family model.Family) []model.ServicePort 
 		ClusterIP:        clusterIP,
 		ExternalIPs:      addresses(svc.Spec.ExternalIPs, family),
 		LoadBalancerVIPs: loadBalancerVIPs(svc, family),
-		SourceRanges:     ranges(svc.Spec.LoadBalancerSourceRanges, family),
+		SourceRanges:     sourceRanges(svc, family),
 		InternalLocal:    isInternalLocal(svc),
 		ExternalLocal:    isExternalLocal(svc),
 		AffinityTimeout:  affinityTimeout(svc),
@@ -71,6 +72,16 @@ func loadBalancerVIPs(svc *corev1.Service, family model.Family) []netip.Addr {
 		}
 	}
 	return addresses(ips, family)
+}
+
+// sourceRanges are whom a load balancer IP lets in. One that holds every address
+// asks for no firewall, as if none were given.
+func sourceRanges(svc *corev1.Service, family model.Family) []netip.Prefix {
+	all := ranges(svc.Spec.LoadBalancerSourceRanges, family)
+	if slices.ContainsFunc(all, func(r netip.Prefix) bool { return r.Bits() == 0 }) {
+		return nil
+	}
+	return all
 }
 
 func isInternalLocal(svc *corev1.Service) bool {
@@ -166,17 +177,17 @@ func parsePrefix(text string) netip.Prefix {
 
 // withoutLeadingZeros spells 010.244.001.010 as 10.244.1.10.
 func withoutLeadingZeros(text string) string {
-	parts := strings.Split(text, ".")
+	address, length, isRange := strings.Cut(text, "/")
+	parts := strings.Split(address, ".")
 	for i, part := range parts {
-		digits, rest, _ := strings.Cut(part, "/")
-		digits = strings.TrimLeft(digits, "0")
-		if digits == "" {
-			digits = "0"
+		for len(part) > 1 && part[0] == '0' {
+			part = part[1:]
 		}
-		if len(rest) > 0 {
-			digits += "/" + rest
-		}
-		parts[i] = digits
+		parts[i] = part
 	}
-	return strings.Join(parts, ".")
+	address = strings.Join(parts, ".")
+	if isRange {
+		address += "/" + length
+	}
+	return address
 }

@@ -33,6 +33,9 @@ type Tracker struct {
 	pending map[model.ServiceName]bool
 	// triggers are the times at which the changes that are pending were caused.
 	triggers []time.Time
+	// taken says that there was a call of Take. What was there before it says when it
+	// came about, which may be long ago, and is no change.
+	taken bool
 
 	applied model.Snapshot
 }
@@ -121,7 +124,7 @@ func (t *Tracker) EndpointSliceChanged(old, current *discoveryv1.EndpointSlice) 
 	s.slices[key.name] = parsed
 	t.owners[key] = owner
 	t.pending[owner] = true
-	if at, ok := triggerTime(current); ok {
+	if at, ok := triggerTime(current); ok && t.taken {
 		t.triggers = append(t.triggers, at)
 	}
 	return true
@@ -169,6 +172,7 @@ func (t *Tracker) Take() (model.Snapshot, Changes) {
 		Triggers:     t.triggers,
 	}
 	t.triggers = nil
+	t.taken = true
 	t.applied.Node = t.node
 	return t.applied, changes
 }
