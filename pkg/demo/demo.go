@@ -18,7 +18,7 @@ import (
 
 // requests is how many times curl asks in one step: enough for shares that look like
 // what they are, and done in a moment.
-const requests = 300
+const requests = 1000
 
 // Options are what the demo can be told.
 type Options struct {
@@ -141,8 +141,7 @@ func (w *world) build(ctx context.Context, r *report, backend string) error {
 	if err := w.startAgents(ctx, backend); err != nil {
 		return err
 	}
-	r.say(`
-  client 10.9.9.9 ──────┬───────────────────────────────┐
+	r.say(`  client 10.9.9.9 ──────┬───────────────────────────────┐
                         │                               │
               node n1 10.0.0.1                node n2 10.0.0.2
               agent: miniproxy                agent: miniproxy
@@ -151,10 +150,10 @@ func (w *world) build(ctx context.Context, r *report, backend string) error {
   pod shell         pod web-a        pod web-b      pod web-c
   10.244.1.50      10.244.1.11      10.244.1.12    10.244.2.11
 
-Each web pod answers with its name and the address it sees. The agents read the
-manifests in %s:
-Service web has the cluster IP %s, Service shop has it too and is reached on port
-%d of each node. Nothing listens on any of these.`, w.manifests(), clusterIP, nodePort)
+Each web pod answers with its name and the address it sees. Two Services stand for
+the three pods: web has the cluster IP %s, shop has port %d of each node too.
+Nothing listens on either. The agents read the Services from manifests in
+%s`, clusterIP, nodePort, w.manifests())
 	took, err := w.awaitServices(ctx)
 	if err != nil {
 		return err
@@ -171,7 +170,7 @@ func (w *world) clusterIP(ctx context.Context, r *report) error {
 	}
 	r.say("\nThe pods see the client pod's own address: only the destination was rewritten.")
 
-	r.say("\nThe rules that did it, on n1. A > marks those on the way of the requests; the nat\ntable sees the first packet of a connection only, so pkts counts connections.")
+	r.say("\nThe rules that did it, on n1. A > marks those on the way of the requests. The nat\ntable sees only the first packet of a connection, so pkts counts connections.")
 	services, err := w.list(ctx, "KUBE-SERVICES")
 	if err != nil {
 		return err
@@ -219,7 +218,7 @@ func (w *world) nodePort(ctx context.Context, r *report) error {
 		return err
 	}
 	r.chain(ports, ext.target)
-	r.say("The port names the Service. (A line for 127.0.0.0/8 is for the node's own processes.)")
+	r.say("The port names the Service.")
 	external, err := w.list(ctx, ext.target)
 	if err != nil {
 		return err
@@ -297,7 +296,8 @@ func (w *world) flush(ctx context.Context, r *report) error {
 		return fmt.Errorf("flush nat: %w", err)
 	}
 	if _, err := ask(ctx, w.shell, "http://"+clusterIP+"/", 1); err != nil && ctx.Err() == nil {
-		r.say("    %s", lastLine(err.Error()))
+		r.command(w.shell.Name(), "curl", curlArgs("http://"+clusterIP+"/", 1)...)
+		r.say("  %s", err)
 	}
 	if err := w.awaitAnswer(ctx, w.shell, "http://"+clusterIP+"/"); err != nil {
 		return err

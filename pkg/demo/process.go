@@ -36,8 +36,9 @@ func (id processID) lives() bool {
 	return err == nil && start == id.Start
 }
 
-// end ends the process and waits until it has ended. One that is gone is no error.
-func (id processID) end() error {
+// end ends the process and waits until it has ended; one that does not listen to
+// SIGTERM is killed after grace. One that is gone is no error.
+func (id processID) end(grace time.Duration) error {
 	// The file descriptor holds on to this very process, so that the look at the start
 	// time and the signal cannot meet different ones.
 	fd, err := unix.PidfdOpen(id.PID, 0)

@@ -76,7 +76,7 @@ func (r *record) save() error {
 func (r *record) takeDown() error {
 	var errs []error
 	for i := len(r.Processes) - 1; i >= 0; i-- {
-		errs = append(errs, r.Processes[i].end())
+		errs = append(errs, r.Processes[i].end(grace))
 	}
 	errs = append(errs, lab.Remove(r.Lab))
 	if err := errors.Join(errs...); err != nil {

@@ -36,7 +36,14 @@ func (r *report) heading(text string) {
 
 // command shows a command before it runs, and where.
 func (r *report) command(host, name string, args ...string) {
-	r.say("  %s $ %s %s", host, name, strings.Join(args, " "))
+	words := []string{name}
+	for _, arg := range args {
+		if strings.ContainsAny(arg, "?[") {
+			arg = "'" + arg + "'"
+		}
+		words = append(words, arg)
+	}
+	r.say("  %s $ %s", host, strings.Join(words, " "))
 }
 
 // spread shows how many requests each pod answered, and whom the pods saw.
@@ -49,6 +56,7 @@ func (r *report) spread(a answers, pods []string) {
 	if a.failed > 0 {
 		r.say("    %-8s %8d", "(failed)", a.failed)
 	}
+	r.say("    Chance alone gives each of them %d, give or take %d, in 19 of 20 runs.", a.total/len(pods), a.spread(len(pods)))
 	var saw []string
 	for _, source := range slices.Sorted(maps.Keys(a.bySource)) {
 		saw = append(saw, fmt.Sprintf("%s (%d times)", source, a.bySource[source]))
@@ -74,6 +82,7 @@ func (r *report) chain(c chain, onPath string) {
 	if left > 0 {
 		r.say("  (%d more rules)", left)
 	}
+	r.say("")
 }
 
 // choices shows what the probabilities of a Service's chain come to.

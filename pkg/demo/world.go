@@ -225,7 +225,7 @@ func (w *world) awaitAnswer(ctx context.Context, from *lab.Host, url string) err
 func (w *world) stopPod(name string) error {
 	server := w.servers[name]
 	delete(w.servers, name)
-	if err := server.id.end(); err != nil {
+	if err := server.id.end(grace); err != nil {
 		return err
 	}
 	return w.writeManifests(func(text string) string { return dropEndpoint(text, w.addr(name)) })

@@ -57,7 +57,8 @@ func (c *Cluster) addUnderlay() (err error) {
 		return err
 	}
 	// A router without a route answers "unreachable"; a host would stay silent, and
-	// the sender would wait for its timeout.
+	// the sender would wait for its timeout. (After five quick ones the kernel answers
+	// once a second.)
 	if err := c.Underlay.forward(); err != nil {
 		return err
 	}

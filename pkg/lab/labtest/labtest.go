@@ -13,17 +13,38 @@ import (
 // skipped proves nothing.
 const RequireRoot = "MINIPROXY_REQUIRE_ROOT"
 
-// New returns a lab that goes with the test. Where no lab can be made the test is
-// skipped, or fails when the environment requires root tests.
-func New(t testing.TB) *lab.Lab {
+// prefix begins the names of all labs of tests.
+const prefix = "mptest"
+
+// Require skips a test where no lab can be made, or fails it when the environment
+// requires root tests.
+func Require(t testing.TB) {
 	t.Helper()
-	if err := lab.Available(); err != nil {
-		if os.Getenv(RequireRoot) != "" {
-			t.Fatal(err)
-		}
+	err := lab.Available()
+	switch {
+	case err == nil:
+	case os.Getenv(RequireRoot) != "":
+		t.Fatal(err)
+	default:
 		t.Skip(err)
 	}
-	l, err := lab.New("mptest")
+}
+
+// New returns a lab that goes with the test, or skips the test like Require. It first
+// removes the labs of test runs that were killed, by a timeout for example.
+func New(t testing.TB) *lab.Lab {
+	t.Helper()
+	Require(t)
+	stale, err := lab.Stale(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range stale {
+		if err := lab.Remove(name); err != nil {
+			t.Log(err) // another test process may have been faster
+		}
+	}
+	l, err := lab.New(prefix)
 	if err != nil {
 		t.Fatal(err)
 	}
