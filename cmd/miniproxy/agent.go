@@ -69,6 +69,7 @@ func (a *agent) run(ctx context.Context, source config.Source) error {
 		}()
 	}
 	start("watch the cluster", func(ctx context.Context) error { return source.Run(ctx, a) })
+	start("watch the configuration", a.watchConfig)
 	for _, server := range a.servers() {
 		start("serve "+server.Name, server.Run)
 	}
@@ -86,6 +87,21 @@ func (a *agent) run(ctx context.Context, source config.Source) error {
 	}
 	klog.FromContext(ctx).Info("Stopped; the rules stay in place")
 	return failure
+}
+
+// errReload ends an agent whose configuration file has changed.
+var errReload = errors.New("the configuration file has changed: start again to use it")
+
+// watchConfig ends the agent with errReload when its configuration changes. Flows
+// and rules stay as they are until the next start, which begins with all of it.
+func (a *agent) watchConfig(ctx context.Context) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	err := a.options.config.WatchConfig(ctx, a.config, func(*config.Config) { stop(errReload) })
+	if errors.Is(context.Cause(ctx), errReload) {
+		return errReload
+	}
+	return err
 }
 
 // ServiceChanged implements config.Events.

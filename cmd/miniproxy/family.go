@@ -11,6 +11,7 @@ import (
 
 	"github.com/miniproxy/miniproxy/pkg/canary"
 	"github.com/miniproxy/miniproxy/pkg/config"
+	"github.com/miniproxy/miniproxy/pkg/conntrack"
 	"github.com/miniproxy/miniproxy/pkg/health"
 	"github.com/miniproxy/miniproxy/pkg/iptables"
 	"github.com/miniproxy/miniproxy/pkg/metrics"
@@ -32,6 +33,8 @@ type familyAgent struct {
 	runner  *proxier.Runner
 	// healthPorts answers on the health-check node ports.
 	healthPorts *health.Services
+	// flows removes UDP flows to where no rule leads any more.
+	flows *conntrack.Cleaner
 }
 
 func newFamilyAgent(a *agent, kernel *iptables.Runner) *familyAgent {
@@ -41,6 +44,7 @@ func newFamilyAgent(a *agent, kernel *iptables.Runner) *familyAgent {
 		kernel:      kernel,
 		tracker:     tracker.New(kernel.Family(), a.config.NodeName),
 		healthPorts: health.NewServices(a.health.Healthy, nil),
+		flows:       conntrack.New(kernel.Family(), conntrack.Kernel{}, a.metrics),
 	}
 	f.proxier = proxier.New(f.family, f, kernel, f.rendering, f)
 	f.runner = proxier.NewRunner(f.proxier.Sync, pace(a.config))
@@ -137,6 +141,18 @@ func (f *familyAgent) Synced(ctx context.Context, r proxier.Result) {
 	}
 	f.health.Applied(f.family)
 	f.healthPorts.Sync(ctx, healthCheckAddresses(r.Options), health.ServiceChecks(r.Snapshot))
+	f.cleanFlows(ctx, r)
+}
+
+// cleanFlows removes stale UDP flows, now that the rules no longer make new ones.
+func (f *familyAgent) cleanFlows(ctx context.Context, r proxier.Result) {
+	clean := f.flows.CleanIfChanged
+	if r.Full {
+		clean = f.flows.Clean
+	}
+	if err := clean(ctx, r.Snapshot, conntrack.NodePorts(r.Options.NodePorts)); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not remove stale UDP flows; trying again after the next sync")
+	}
 }
 
 // record brings the metrics up to date.

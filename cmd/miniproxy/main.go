@@ -21,6 +21,9 @@ const (
 	exitOK     = 0
 	exitFailed = 1 // the work failed at run time
 	exitUsage  = 2 // the command line or the configuration is wrong
+	// exitReload says that the configuration file has changed and is valid: whoever
+	// started the agent is to start it again.
+	exitReload = 3
 )
 
 // usageError is an error in what the user typed or wrote into a configuration.
@@ -45,6 +48,7 @@ func commands() []command {
 		{"run", "keep the node's rules (the default)", runAgent},
 		{"render", "print the rules for manifests, without root and without a cluster", renderManifests},
 		{"cleanup", "remove every rule of ours", cleanUp},
+		{"demo", "show the main job in network namespaces: no cluster needed", runDemo},
 		{"version", "print the version", printVersion},
 	}
 }
@@ -65,8 +69,11 @@ func execute(ctx context.Context, args []string, io streams) int {
 	for line := range strings.Lines(err.Error()) {
 		fmt.Fprintln(io.err, "miniproxy:", strings.TrimRight(line, "\n"))
 	}
-	if _, ok := errors.AsType[usageError](err); ok {
+	switch _, isUsage := errors.AsType[usageError](err); {
+	case isUsage:
 		return exitUsage
+	case errors.Is(err, errReload):
+		return exitReload
 	}
 	return exitFailed
 }
@@ -96,6 +103,7 @@ func usage() string {
 		fmt.Fprintf(&b, "  %-8s  %s\n", c.name, c.summary)
 	}
 	b.WriteString("\nminiproxy COMMAND --help lists the flags of a command.\n")
-	b.WriteString("Exit codes: 0 done, 1 the work failed, 2 the command line or the configuration is wrong.\n")
+	b.WriteString("Exit codes: 0 done, 1 the work failed, 2 the command line or the configuration is wrong,\n")
+	b.WriteString("3 the configuration file has changed and the agent is to be started again.\n")
 	return b.String()
 }

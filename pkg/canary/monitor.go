@@ -1,6 +1,7 @@
 // Package canary notices that somebody flushed the node's netfilter tables: it
-// keeps a chain that nothing refers to in each table, and looks whether it is
-// still there. It runs nothing itself and repairs nothing but its own chains.
+// keeps a chain that nothing refers to in each table, with one rule, and looks
+// whether both are still there. It runs nothing itself and repairs nothing but its
+// own chains.
 package canary
 
 import (
@@ -27,11 +28,17 @@ const lastingFailures = 3
 
 // Chains looks at and makes chains of one IP family.
 type Chains interface {
-	// HasChain reports whether the chain exists. It must give an error, not false,
-	// if it could not look.
-	HasChain(ctx context.Context, id ruleset.ChainID) (bool, error)
-	// EnsureChain makes the chain if it does not exist.
-	EnsureChain(ctx context.Context, id ruleset.ChainID) (created bool, err error)
+	// HasRule reports whether the chain exists and holds the rule. It must give an
+	// error, not false, if it could not look.
+	HasRule(ctx context.Context, id ruleset.ChainID, rule ruleset.Rule) (bool, error)
+	// EnsureRule makes the chain with the rule if it does not exist.
+	EnsureRule(ctx context.Context, id ruleset.ChainID, rule ruleset.Rule) error
+}
+
+// canary is the rule in each canary chain. iptables -F takes rules and leaves chains,
+// -X takes chains: either way the rule is gone.
+func canary() ruleset.Rule {
+	return ruleset.Rule{Comment: "if this rule is gone, the table was flushed", Action: ruleset.Return{}}
 }
 
 // Cause is what a Monitor noticed.
@@ -123,7 +130,7 @@ func (m *Monitor) look(ctx context.Context) error {
 		if _, ok := m.missing[table]; ok {
 			continue
 		}
-		found, err := m.chains.HasChain(ctx, ruleset.ChainID{Table: table, Name: ChainName})
+		found, err := m.chains.HasRule(ctx, ruleset.ChainID{Table: table, Name: ChainName}, canary())
 		switch {
 		case err != nil:
 			errs = append(errs, err)
@@ -144,7 +151,7 @@ func (m *Monitor) make(ctx context.Context) (made map[Cause][]ruleset.Table, err
 		if !ok {
 			continue
 		}
-		if _, err := m.chains.EnsureChain(ctx, ruleset.ChainID{Table: table, Name: ChainName}); err != nil {
+		if err := m.chains.EnsureRule(ctx, ruleset.ChainID{Table: table, Name: ChainName}, canary()); err != nil {
 			errs = append(errs, err)
 			m.missing[table] = cmp.Or(cause, Unwatched)
 			continue

@@ -33,7 +33,7 @@ func newTableSet() *tableSet {
 	return &tableSet{canaries: map[ruleset.Table]bool{}, locked: map[ruleset.Table]bool{}}
 }
 
-func (s *tableSet) HasChain(_ context.Context, id ruleset.ChainID) (bool, error) {
+func (s *tableSet) HasRule(_ context.Context, id ruleset.ChainID, _ ruleset.Rule) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.locked[id.Table] {
@@ -42,18 +42,17 @@ func (s *tableSet) HasChain(_ context.Context, id ruleset.ChainID) (bool, error)
 	return s.canaries[id.Table], nil
 }
 
-func (s *tableSet) EnsureChain(_ context.Context, id ruleset.ChainID) (bool, error) {
+func (s *tableSet) EnsureRule(_ context.Context, id ruleset.ChainID, _ ruleset.Rule) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.locked[id.Table] {
-		return false, errLocked
+		return errLocked
 	}
-	if s.canaries[id.Table] {
-		return false, nil
+	if !s.canaries[id.Table] {
+		s.canaries[id.Table] = true
+		s.writes++
 	}
-	s.canaries[id.Table] = true
-	s.writes++
-	return true, nil
+	return nil
 }
 
 // has reports whether all the tables have a canary.

@@ -117,6 +117,9 @@ func (p *Proxier) ForceFull(reason string) { p.doubt.raise(Touched, reason) }
 func (p *Proxier) Sync(ctx context.Context) error {
 	start := time.Now()
 	trigger, detail := p.doubt.settle()
+	if trigger == Change && p.jumpsWereMissing(ctx) {
+		trigger, detail = Touched, "jump rules were missing"
+	}
 	full := trigger != Change
 	snapshot, changes := p.tracker.Take()
 	p.unsynced = join(p.unsynced, changes)

@@ -45,15 +45,13 @@ func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.
 	if err := w.removeAll(ctx, append(dispatchGone, gone...)); err != nil {
 		return err
 	}
-	if full || time.Since(p.jumpsChecked) >= jumpPeriod {
-		if err := p.ensureJumps(ctx); err != nil {
-			return err
-		}
+	if !full {
+		return nil
 	}
-	if full {
-		return p.sweep(ctx, w)
+	if _, err := p.ensureJumps(ctx); err != nil {
+		return err
 	}
-	return nil
+	return p.sweep(ctx, w)
 }
 
 // writeUnits writes the chains of the given Service ports. It returns the chains
@@ -134,23 +132,39 @@ func (p *Proxier) writeDispatch(ctx context.Context, w *writer) (gone []ruleset.
 	return gone, nil
 }
 
-// ensureJumps makes sure that packets find their way into the chains. After the
-// first full write this is the moment from which the rules count.
-func (p *Proxier) ensureJumps(ctx context.Context) error {
+// jumpsWereMissing looks after the jump rules from time to time. One that is missing
+// was removed by somebody who will hardly have stopped at that.
+func (p *Proxier) jumpsWereMissing(ctx context.Context) bool {
+	if time.Since(p.jumpsChecked) < jumpPeriod {
+		return false
+	}
+	missing, err := p.ensureJumps(ctx)
+	if err != nil {
+		// Not to have looked says nothing about the rules.
+		klog.FromContext(ctx).Error(err, "Could not look after the jump rules; trying again with the next sync")
+	}
+	return missing
+}
+
+// ensureJumps makes sure that packets find their way into the chains, and reports
+// whether some could not before. After the first full write this is the moment from
+// which the rules count.
+func (p *Proxier) ensureJumps(ctx context.Context) (missing bool, err error) {
 	for _, id := range render.SharedChains() {
 		if _, err := p.kernel.EnsureChain(ctx, id); err != nil {
-			return fmt.Errorf("make sure of chain %s: %w", id, err)
+			return false, fmt.Errorf("make sure of chain %s: %w", id, err)
 		}
 	}
 	changes, err := p.kernel.EnsureJumps(ctx, render.Hooks())
 	for _, change := range changes {
-		klog.FromContext(ctx).Info("Put a jump rule in place", "chain", change.Chain, "inserted", change.Inserted, "removed", change.Removed)
+		missing = missing || change.Inserted > change.Removed
+		klog.FromContext(ctx).Info("Put jump rules in place", "chain", change.Chain.String(), "inserted", change.Inserted, "removed", change.Removed)
 	}
 	if err != nil {
-		return fmt.Errorf("make sure of the jump rules: %w", err)
+		return missing, fmt.Errorf("make sure of the jump rules: %w", err)
 	}
 	p.jumpsChecked = time.Now()
-	return nil
+	return missing, nil
 }
 
 // sweep removes chains that the kernel has from a former life of the agent, or from

@@ -43,6 +43,8 @@ func (b *unitBuilder) balanceGroups(chain string, endpoints []model.Endpoint) []
 		switch len(group) {
 		case 0:
 			continue
+		case len(endpoints):
+			return b.balance(endpoints)
 		case 1:
 			rules = append(rules, take(1, left, b.arrow(group[0]), endpointChain(b.port.Name, group[0].Addr)))
 		default:
