@@ -17,14 +17,17 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/iptables"
 	"github.com/miniproxy/miniproxy/pkg/metrics"
 	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/pkg/proxier"
 )
 
 // agent is the running program: the rooms, connected.
 type agent struct {
 	config   *config.Config
 	options  *options
+	host     proxier.Host
 	health   *health.State
 	metrics  *metrics.Metrics
+	restores *metrics.Restores
 	families []*familyAgent
 	// synced is closed when everything that exists has been delivered once. Nothing is
 	// written before: half of a cluster's Services would look like the other half had
@@ -33,17 +36,19 @@ type agent struct {
 	node   *corev1.Node
 }
 
-func newAgent(c *config.Config, o *options, kernels []*iptables.Runner) *agent {
+func newAgent(c *config.Config, o *options, host proxier.Host, kernels []*iptables.Runner) *agent {
 	var families []model.Family
 	for _, k := range kernels {
 		families = append(families, k.Family())
 	}
 	a := &agent{
-		config:  c,
-		options: o,
-		health:  health.NewState(2*c.SyncPeriod, families...),
-		metrics: metrics.New(metrics.ProcessRegistry{}, families...),
-		synced:  make(chan struct{}),
+		config:   c,
+		options:  o,
+		host:     host,
+		health:   health.NewState(2*c.SyncPeriod, families...),
+		metrics:  metrics.New(metrics.ProcessRegistry{}, families...),
+		restores: metrics.NewRestores(),
+		synced:   make(chan struct{}),
 	}
 	for _, k := range kernels {
 		a.families = append(a.families, newFamilyAgent(a, k))
@@ -163,6 +168,7 @@ func (a *agent) servers() []httpserver.Server {
 		Version:      versionName(),
 		Config:       a.config.Raw,
 		Flags:        a.options.values(),
+		Debug:        a.restores.Pages(),
 		Profiling:    a.config.Profiling,
 		SetVerbosity: logs.GlogSetter,
 	}

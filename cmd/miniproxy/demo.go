@@ -21,7 +21,7 @@ func runDemo(ctx context.Context, args []string, io streams) error {
 	fs := pflag.NewFlagSet("demo", pflag.ContinueOnError)
 	fs.SetOutput(io.err)
 	keep := fs.Bool("keep", false, "Leave everything standing at the end, and say how to look around.")
-	cleanup := fs.Bool("cleanup", false, "Remove what --keep has left standing.")
+	cleanup := fs.Bool("cleanup", false, "Remove what --keep has left standing: all of it, or the demos that are named.")
 	step := fs.Bool("step", false, "Wait for Enter before each step.")
 	backend := fs.String("iptables-backend", "auto", "Which iptables the agents use: nft, legacy or auto.")
 	asPod := fs.String("as-pod", "", "Be the web server of the pod of this name.")
@@ -38,7 +38,7 @@ func runDemo(ctx context.Context, args []string, io streams) error {
 		}
 		return usageError{err}
 	}
-	if fs.NArg() > 0 {
+	if fs.NArg() > 0 && !*cleanup {
 		return usageError{fmt.Errorf("demo takes no argument, but got %q", fs.Arg(0))}
 	}
 	chosen, err := iptables.ParseBackend(*backend)
@@ -49,7 +49,7 @@ func runDemo(ctx context.Context, args []string, io streams) error {
 		return demo.ServePod(ctx, *asPod, *listen)
 	}
 	if *cleanup {
-		return demoError(demo.Cleanup(io.out))
+		return demoError(demo.Cleanup(io.out, fs.Args()...))
 	}
 	opts := demo.Options{Out: io.out, Bold: isTerminal(io.out), Keep: *keep, Backend: string(chosen)}
 	if *step {

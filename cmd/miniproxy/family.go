@@ -19,6 +19,7 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/proxier"
 	"github.com/miniproxy/miniproxy/pkg/render"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
+	"github.com/miniproxy/miniproxy/pkg/sysctl"
 	"github.com/miniproxy/miniproxy/pkg/tracker"
 )
 
@@ -33,6 +34,8 @@ type familyAgent struct {
 	runner  *proxier.Runner
 	// healthPorts answers on the health-check node ports.
 	healthPorts *health.Services
+	// noLoopback says that node ports cannot answer on loopback addresses here.
+	noLoopback bool
 	// flows removes UDP flows to where no rule leads any more.
 	flows *conntrack.Cleaner
 }
@@ -46,9 +49,25 @@ func newFamilyAgent(a *agent, kernel *iptables.Runner) *familyAgent {
 		healthPorts: health.NewServices(a.health.Healthy, nil),
 		flows:       conntrack.New(kernel.Family(), conntrack.Kernel{}, a.metrics),
 	}
-	f.proxier = proxier.New(f.family, f, kernel, f.rendering, f)
+	f.proxier = proxier.New(f.family, f, recordingKernel{kernel, a}, f.rendering, f)
 	f.runner = proxier.NewRunner(f.proxier.Sync, pace(a.config))
 	return f
+}
+
+// recordingKernel is the kernel's door, with a record of what went through it.
+type recordingKernel struct {
+	*iptables.Runner
+	agent *agent
+}
+
+// Restore implements proxier.Kernel.
+func (k recordingKernel) Restore(ctx context.Context, input []byte) error {
+	err := k.Runner.Restore(ctx, input)
+	k.agent.restores.Restored(k.Family(), input, err)
+	if err != nil {
+		k.agent.metrics.RestoreFailed(k.Family())
+	}
+	return err
 }
 
 // pace says how fast changes are followed, and how often the rules are looked after.
@@ -109,12 +128,13 @@ func (f *familyAgent) rendering(node model.NodeFacts) (render.Options, error) {
 	if err != nil {
 		return render.Options{}, err
 	}
-	host := proxier.Host{
-		Addresses:    addresses,
-		RandomFully:  f.kernel.HasRandomFully(),
-		TCPBeLiberal: f.config.Conntrack.TCPBeLiberal,
+	host := f.host
+	host.Addresses, host.RandomFully = addresses, f.kernel.HasRandomFully()
+	opts := f.options.rendering(f.config, f.family, node, host)
+	if f.noLoopback {
+		opts.NodePorts.Loopback = false
 	}
-	return f.options.rendering(f.config, f.family, node, host), nil
+	return opts, nil
 }
 
 // hostAddresses are the addresses of all interfaces.
@@ -142,6 +162,19 @@ func (f *familyAgent) Synced(ctx context.Context, r proxier.Result) {
 	f.health.Applied(f.family)
 	f.healthPorts.Sync(ctx, healthCheckAddresses(r.Options), health.ServiceChecks(r.Snapshot))
 	f.cleanFlows(ctx, r)
+	if r.Options.NodePorts.Loopback {
+		f.openLoopback(ctx)
+	}
+}
+
+// openLoopback lets node ports answer on 127.0.0.1, once the rule that guards it is
+// in the kernel.
+func (f *familyAgent) openLoopback(ctx context.Context) {
+	if err := sysctl.New().SetRouteLocalnet(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Node ports will not answer on 127.0.0.1")
+		f.noLoopback = true
+		f.queue()
+	}
 }
 
 // cleanFlows removes stale UDP flows, now that the rules no longer make new ones.
@@ -167,7 +200,6 @@ func (f *familyAgent) record(r proxier.Result) {
 		if !r.Full {
 			f.metrics.PartialSyncFailed(f.family)
 		}
-		f.metrics.RestoreFailed(f.family)
 		return
 	}
 	f.metrics.SyncSucceeded(f.family, now)

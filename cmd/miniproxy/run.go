@@ -35,6 +35,9 @@ func runAgent(ctx context.Context, args []string, io streams) error {
 		return usageError{err}
 	}
 	defer logs.FlushLogs()
+	if c.InitOnly {
+		return initOnly(ctx, c)
+	}
 	logger := klog.FromContext(ctx)
 	logger.Info("Starting miniproxy", "version", versionName(), "node", c.NodeName)
 	for _, warning := range c.Warnings {
@@ -49,7 +52,8 @@ func runAgent(ctx context.Context, args []string, io streams) error {
 	if err != nil {
 		return err
 	}
-	return newAgent(c, o, kernels).run(ctx, source)
+	host := prepareHost(ctx, c, kernels)
+	return newAgent(c, o, host, kernels).run(ctx, source)
 }
 
 func writeConfig(c *config.Config) error {
