@@ -30,8 +30,12 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: setup
-setup: ## install what the demo and the tests run: iptables, conntrack, iproute2, curl
+setup: ## install what the demo runs, by package name: iptables, conntrack, iproute2, curl
 	hack/setup.sh
+
+.PHONY: setup-test
+setup-test: ## install what the tests and linters run, too: etcd-server, jq, shellcheck
+	hack/setup.sh --test
 
 .PHONY: build
 build: ## build bin/miniproxy, a static binary

@@ -67,3 +67,41 @@ func TestDocumentedTargetsExist(t *testing.T) {
 		}
 	}
 }
+
+// TestDependenciesHaveReasons compares the table of docs/dependencies.md with the
+// modules that our packages, tests included, import directly.
+func TestDependenciesHaveReasons(t *testing.T) {
+	direct := map[string]bool{}
+	for _, p := range goList(t, "./...") {
+		for _, i := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+			direct[i] = true
+		}
+	}
+	modules := map[string]bool{}
+	for _, p := range goList(t, "-deps", "-test", "./...") {
+		if direct[p.ImportPath] && p.Module != nil && !p.Module.Main {
+			modules[p.Module.Path] = true
+		}
+	}
+
+	text := documents(t)["docs/dependencies.md"]
+	product, _, _ := strings.Cut(text, "Not in the product")
+	named := map[string]bool{}
+	for line := range strings.Lines(product) {
+		if cells := strings.Split(line, "|"); len(cells) > 2 && strings.Contains(cells[1], "/") {
+			for name := range strings.SplitSeq(cells[1], ",") {
+				named[strings.TrimSpace(name)] = true
+			}
+		}
+	}
+	for m := range modules {
+		if !named[m] {
+			t.Errorf("docs/dependencies.md gives no reason for %s", m)
+		}
+	}
+	for m := range named {
+		if !modules[m] {
+			t.Errorf("docs/dependencies.md names %s, which nothing imports", m)
+		}
+	}
+}

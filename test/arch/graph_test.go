@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -28,10 +29,28 @@ type listed struct {
 	Dir                                string
 	GoFiles, TestGoFiles, XTestGoFiles []string
 	Imports, TestImports, XTestImports []string
+	Module                             *struct {
+		Path string
+		Main bool
+	}
 }
+
+// lists remembers what go list said, by its arguments: it takes seconds to say it.
+var lists sync.Map
 
 // goList returns what go list says of the packages.
 func goList(t *testing.T, args ...string) []listed {
+	t.Helper()
+	key := strings.Join(args, " ")
+	if known, ok := lists.Load(key); ok {
+		return known.([]listed)
+	}
+	packages := runGoList(t, args...)
+	lists.Store(key, packages)
+	return packages
+}
+
+func runGoList(t *testing.T, args ...string) []listed {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", append([]string{"list", "-json"}, args...)...)
 	cmd.Dir = root
