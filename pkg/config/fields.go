@@ -106,7 +106,7 @@ func fits(value any, t reflect.Type) error {
 	}
 	err = json.Unmarshal(text, reflect.New(t).Interface())
 	if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		return fmt.Errorf("must be a %s, not a %s", typeName(mismatch.Type), mismatch.Value)
+		return fmt.Errorf("must be a %s, not a %s", typeName(mismatch.Type), valueName(mismatch.Value))
 	}
 	return err
 }
@@ -124,4 +124,17 @@ func typeName(t reflect.Type) string {
 		return "whole number"
 	}
 	return t.Kind().String()
+}
+
+// valueName names a kind of JSON value as a writer of YAML knows it.
+func valueName(kind string) string {
+	switch kind {
+	case "array":
+		return "list"
+	case "object":
+		return "mapping"
+	case "bool":
+		return "boolean"
+	}
+	return kind
 }

@@ -39,7 +39,7 @@ func decode(path string, data []byte) (decoded, error) {
 	// Repeated keys are forgiven here and told of below.
 	text, err := yaml.YAMLToJSON(data)
 	if err != nil {
-		return decoded{}, fmt.Errorf("%s: not valid YAML: %w", path, err)
+		return decoded{}, errors.Join(syntaxErrors(path, err)...)
 	}
 	if err := checkKind(path, text); err != nil {
 		return decoded{}, err
@@ -65,7 +65,9 @@ func decode(path string, data []byte) (decoded, error) {
 		d.warnings = append(d.warnings, path+": "+err.Error()+" (ignored)")
 	}
 	if _, err := yaml.YAMLToJSONStrict(data); err != nil {
-		d.warnings = append(d.warnings, path+": "+err.Error()+" (the last one counts)")
+		for _, err := range syntaxErrors(path, err) {
+			d.warnings = append(d.warnings, err.Error()+" (the last one counts)")
+		}
 	}
 	setDefaults(c)
 	return d, nil

@@ -1,7 +1,9 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -15,10 +17,16 @@ type source struct {
 	text []byte
 }
 
-// report adds what is wrong with an object to the manifest's errors.
+// report adds what is wrong with an object to the manifest's errors, in the order of
+// the lines.
 func (s source) report(what string, errs field.ErrorList) {
-	for _, err := range sorted(errs) {
-		s.m.errs = append(s.m.errs, fmt.Errorf("%s:%d: %s: %w", s.m.name, s.line(err.Field), what, err))
+	lines := make(map[*field.Error]int, len(errs))
+	for _, err := range errs {
+		lines[err] = s.line(err.Field)
+	}
+	slices.SortStableFunc(sorted(errs), func(a, b *field.Error) int { return cmp.Compare(lines[a], lines[b]) })
+	for _, err := range errs {
+		s.m.errs = append(s.m.errs, fmt.Errorf("%s:%d: %s: %w", s.m.name, lines[err], what, err))
 	}
 }
 
@@ -76,4 +84,23 @@ func steps(path string) []string {
 		list, path = append(list, path[:end]), strings.TrimPrefix(path[end:], ".")
 	}
 	return list
+}
+
+// syntaxErrors takes the errors of the YAML parser apart and puts file and line before
+// each: it names several in one error, over several lines.
+func syntaxErrors(file string, err error) []error {
+	var errs []error
+	for text := range strings.SplitSeq(err.Error(), "\n") {
+		_, rest, found := strings.Cut(text, "line ")
+		number, message, _ := strings.Cut(rest, ": ")
+		if n, err := strconv.Atoi(number); found && err == nil {
+			errs = append(errs, fmt.Errorf("%s:%d: %s", file, n, message))
+		}
+	}
+	if len(errs) == 0 {
+		// The parser leaves the number of the first line out.
+		text := strings.ReplaceAll(err.Error(), "\n", " ")
+		errs = append(errs, fmt.Errorf("%s:1: %s", file, strings.TrimPrefix(text, "yaml: ")))
+	}
+	return errs
 }

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -207,7 +208,7 @@ func isSeparator(line []byte) bool {
 func (m *manifest) document(text []byte) {
 	asJSON, err := yaml.YAMLToJSONStrict(text)
 	if err != nil {
-		m.errs = append(m.errs, fmt.Errorf("%s: not valid YAML: %w", m.name, err))
+		m.errs = append(m.errs, syntaxErrors(m.name, err)...)
 		return
 	}
 	var value any
@@ -225,7 +226,7 @@ func (m *manifest) document(text []byte) {
 func (m *manifest) object(src source, path *field.Path, value any) {
 	fieldsOf, ok := value.(map[string]any)
 	if !ok {
-		src.report("", field.ErrorList{field.Invalid(path.Child("kind"), value, "must be an object with apiVersion and kind")})
+		src.report("object", field.ErrorList{field.Invalid(path.Child("kind"), value, "must be an object with apiVersion and kind")})
 		return
 	}
 	version, _ := fieldsOf["apiVersion"].(string)
@@ -267,7 +268,7 @@ func (m *manifest) otherKind(src source, path *field.Path, version, kind string)
 		errs = append(errs, field.Required(path.Child("kind"), "Service, EndpointSlice or Node"))
 	}
 	if len(errs) > 0 {
-		src.report(kind, errs)
+		src.report(cmp.Or(kind, "object"), errs)
 		return
 	}
 	m.note(src, path, kind+" ("+version+") is left out: only Services, EndpointSlices and Nodes are read")
