@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -29,10 +30,14 @@ type agent struct {
 	metrics  *metrics.Metrics
 	restores *metrics.Restores
 	families []*familyAgent
-	// synced is closed when everything that exists has been delivered once. Nothing is
-	// written before: half of a cluster's Services would look like the other half had
-	// been deleted.
-	synced chan struct{}
+	// begun is closed when everything that the rules need has been delivered once.
+	// Nothing is written before: half of a cluster's Services would look as if the other
+	// half had been deleted.
+	begun   chan struct{}
+	started time.Time
+
+	// What events have said so far; they never overlap.
+	listed bool
 	node   *corev1.Node
 }
 
@@ -48,7 +53,8 @@ func newAgent(c *config.Config, o *options, host proxier.Host, kernels []*iptabl
 		health:   health.NewState(2*c.SyncPeriod, families...),
 		metrics:  metrics.New(metrics.ProcessRegistry{}, families...),
 		restores: metrics.NewRestores(),
-		synced:   make(chan struct{}),
+		begun:    make(chan struct{}),
+		started:  time.Now(),
 	}
 	for _, k := range kernels {
 		a.families = append(a.families, newFamilyAgent(a, k))
@@ -138,21 +144,36 @@ func (a *agent) NodeChanged(old, current *corev1.Node) {
 			f.queue()
 		}
 	}
+	a.begin()
 }
 
 // Synced implements config.Events.
 func (a *agent) Synced() {
+	a.listed = true
 	a.health.SetNode(a.node)
-	close(a.synced)
+	a.begin()
+}
+
+// begin lets the rules be written once everything that they need is known.
+func (a *agent) begin() {
+	if !a.listed || a.hasBegun() {
+		return
+	}
+	if a.config.LocalDetector.Mode == config.LocalModeNodeCIDR && (a.node == nil || a.node.Spec.PodCIDR == "") {
+		// Without it every pod would count as a stranger, and be masqueraded.
+		klog.Background().Info("Writing no rules before the Node has a podCIDR, which detectLocalMode NodeCIDR needs", "node", a.config.NodeName)
+		return
+	}
+	close(a.begun)
 	for _, f := range a.families {
 		f.queue()
 	}
 }
 
-// isSynced reports whether the rules may be written.
-func (a *agent) isSynced() bool {
+// hasBegun reports whether the rules may be written.
+func (a *agent) hasBegun() bool {
 	select {
-	case <-a.synced:
+	case <-a.begun:
 		return true
 	default:
 		return false

@@ -85,7 +85,7 @@ func (f *familyAgent) run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-f.synced:
+	case <-f.begun:
 	}
 	watch := canary.New(f.kernel, f.config.SyncPeriod, f.touched)
 	watching := make(chan error, 1)
@@ -99,7 +99,8 @@ func (f *familyAgent) run(ctx context.Context) error {
 
 // queue asks for a sync.
 func (f *familyAgent) queue() {
-	if !f.isSynced() {
+	f.recordPending()
+	if !f.hasBegun() {
 		return
 	}
 	f.health.Queued(f.family)
@@ -119,7 +120,14 @@ func (f *familyAgent) touched(report canary.Report) {
 // Take implements proxier.Tracker.
 func (f *familyAgent) Take() (model.Snapshot, tracker.Changes) {
 	f.health.Started(f.family)
-	return f.tracker.Take()
+	snapshot, changes := f.tracker.Take()
+	f.recordPending()
+	return snapshot, changes
+}
+
+func (f *familyAgent) recordPending() {
+	services, endpoints := f.tracker.Pending()
+	f.metrics.Pending(f.family, services, endpoints)
 }
 
 // rendering says what the configuration means on the node and host as they are now.
@@ -206,7 +214,10 @@ func (f *familyAgent) record(r proxier.Result) {
 	f.metrics.NoLocalEndpoints(f.family, metrics.Internal, r.NoLocalInternal)
 	f.metrics.NoLocalEndpoints(f.family, metrics.External, r.NoLocalExternal)
 	for _, at := range r.Changes.Triggers {
-		f.metrics.Programmed(f.family, now.Sub(at))
+		// What was caused before the agent ran says nothing about it.
+		if at.After(f.started) {
+			f.metrics.Programmed(f.family, now.Sub(at))
+		}
 	}
 }
 

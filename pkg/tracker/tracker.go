@@ -29,8 +29,11 @@ type Tracker struct {
 	node     model.NodeFacts
 	services map[model.ServiceName]*service
 	// owners remembers which Service a slice belonged to when it was last seen.
-	owners  map[sliceKey]model.ServiceName
-	pending map[model.ServiceName]bool
+	owners map[sliceKey]model.ServiceName
+	// pendingServices and pendingEndpoints name the Services of which the object, or
+	// slices, changed since the last Take.
+	pendingServices  map[model.ServiceName]bool
+	pendingEndpoints map[model.ServiceName]bool
 	// triggers are the times at which the changes that are pending were caused.
 	triggers []time.Time
 	// taken says that there was a call of Take. What was there before it says when it
@@ -59,7 +62,10 @@ func New(family model.Family, nodeName string) *Tracker {
 		node:     node,
 		services: map[model.ServiceName]*service{},
 		owners:   map[sliceKey]model.ServiceName{},
-		pending:  map[model.ServiceName]bool{},
+
+		pendingServices:  map[model.ServiceName]bool{},
+		pendingEndpoints: map[model.ServiceName]bool{},
+
 		applied: model.Snapshot{
 			Node:      node,
 			Services:  map[model.ServicePortName]model.ServicePort{},
@@ -84,7 +90,7 @@ func (t *Tracker) ServiceChanged(old, current *corev1.Service) bool {
 		return false
 	}
 	t.service(name).ports = ports
-	t.pending[name] = true
+	t.pendingServices[name] = true
 	return true
 }
 
@@ -112,7 +118,7 @@ func (t *Tracker) EndpointSliceChanged(old, current *discoveryv1.EndpointSlice) 
 	if moved {
 		delete(t.services[before].slices, key.name)
 		delete(t.owners, key)
-		t.pending[before] = true
+		t.pendingEndpoints[before] = true
 	}
 	if parsed == nil {
 		return moved
@@ -123,7 +129,7 @@ func (t *Tracker) EndpointSliceChanged(old, current *discoveryv1.EndpointSlice) 
 	}
 	s.slices[key.name] = parsed
 	t.owners[key] = owner
-	t.pending[owner] = true
+	t.pendingEndpoints[owner] = true
 	if at, ok := triggerTime(current); ok && t.taken {
 		t.triggers = append(t.triggers, at)
 	}
@@ -163,10 +169,12 @@ func (t *Tracker) Take() (model.Snapshot, Changes) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	changed := map[model.ServicePortName]bool{}
-	for name := range t.pending {
-		t.apply(name, changed)
+	for _, pending := range []map[model.ServiceName]bool{t.pendingServices, t.pendingEndpoints} {
+		for name := range pending {
+			t.apply(name, changed)
+		}
+		clear(pending)
 	}
-	clear(t.pending)
 	changes := Changes{
 		ServicePorts: slices.SortedFunc(maps.Keys(changed), model.ServicePortName.Compare),
 		Triggers:     t.triggers,
@@ -180,7 +188,10 @@ func (t *Tracker) Take() (model.Snapshot, Changes) {
 // apply brings the snapshot's part for one Service up to date, and forgets the
 // Service if nothing is left of it: names that come and go must not add up.
 func (t *Tracker) apply(name model.ServiceName, changed map[model.ServicePortName]bool) {
-	s := t.services[name]
+	s, known := t.services[name]
+	if !known {
+		return
+	}
 	gone := s.applied
 	s.applied = nil
 	for _, port := range s.ports {
@@ -205,11 +216,12 @@ func (t *Tracker) apply(name model.ServiceName, changed map[model.ServicePortNam
 	}
 }
 
-// Pending is the number of Services with changes that nobody has taken yet.
-func (t *Tracker) Pending() int {
+// Pending is the number of Services whose object, and whose endpoints, have changes
+// that nobody has taken yet.
+func (t *Tracker) Pending() (services, endpoints int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.pending)
+	return len(t.pendingServices), len(t.pendingEndpoints)
 }
 
 // service returns the entry of a Service, made if need be.

@@ -192,12 +192,12 @@ func TestSameAgainIsNoChange(t *testing.T) {
 			t.Errorf("delivery %d of the Node: changed = %v, want %v", i+1, got, want)
 		}
 	}
-	if got := tracker.Pending(); got != 1 {
-		t.Errorf("Pending() = %d, want 1", got)
+	if services, endpoints := tracker.Pending(); services != 1 || endpoints != 1 {
+		t.Errorf("Pending() = %d, %d, want 1, 1", services, endpoints)
 	}
 	take(tracker)
-	if got := tracker.Pending(); got != 0 {
-		t.Errorf("Pending() = %d after Take, want 0", got)
+	if services, endpoints := tracker.Pending(); services != 0 || endpoints != 0 {
+		t.Errorf("Pending() = %d, %d after Take, want 0, 0", services, endpoints)
 	}
 }
 
@@ -235,7 +235,8 @@ func TestNoMemoryOfGoneNames(t *testing.T) {
 	for what, n := range map[string]int{
 		"services":           len(tracker.services),
 		"owners":             len(tracker.owners),
-		"pending":            len(tracker.pending),
+		"pending services":   len(tracker.pendingServices),
+		"pending endpoints":  len(tracker.pendingEndpoints),
 		"triggers":           len(tracker.triggers),
 		"snapshot services":  len(snapshot.Services),
 		"snapshot endpoints": len(snapshot.Endpoints),
