@@ -57,7 +57,9 @@ func localTraffic(d config.LocalDetector, family model.Family, node model.NodeFa
 		ranges = node.PodCIDRs
 	}
 	for _, r := range ranges {
-		if family.Has(r.Addr()) {
+		// A range that holds everybody tells nobody apart, and iptables refuses to
+		// negate it.
+		if family.Has(r.Addr()) && r.Bits() > 0 {
 			return render.LocalTraffic{Range: r}
 		}
 	}

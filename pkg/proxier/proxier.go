@@ -77,6 +77,8 @@ type Proxier struct {
 	options  func(model.NodeFacts) (render.Options, error)
 	observer Observer
 
+	// chunk is how many chains go into one transaction.
+	chunk int
 	// doubt says that the kernel may hold anything: write all of it.
 	doubt doubt
 	// jumpsChecked is when the jump rules were last looked at.
@@ -102,6 +104,7 @@ func New(family model.Family, source Tracker, kernel Kernel,
 		kernel:   kernel,
 		options:  options,
 		observer: observer,
+		chunk:    chunkChains,
 		ledger:   newLedger(),
 	}
 	p.doubt.raise(Start, "")
@@ -129,7 +132,7 @@ func (p *Proxier) Sync(ctx context.Context) error {
 		p.dispatcher = render.NewDispatcher()
 	}
 
-	w := newWriter(p.kernel, p.ledger)
+	w := newWriter(p.kernel, p.ledger, p.chunk)
 	err := p.syncProxyRules(ctx, w, snapshot, full)
 	if err != nil {
 		p.doubt.raise(Failure, "")

@@ -19,6 +19,8 @@ const chunkChains = 1200
 type writer struct {
 	kernel Kernel
 	ledger *ledger
+	// chunk is how many chains go into one transaction.
+	chunk int
 
 	writes  map[ruleset.Table][]ruleset.Chain
 	deletes map[ruleset.Table][]string
@@ -30,10 +32,11 @@ type writer struct {
 	rules  map[ruleset.Table]int
 }
 
-func newWriter(kernel Kernel, ledger *ledger) *writer {
+func newWriter(kernel Kernel, ledger *ledger, chunk int) *writer {
 	return &writer{
 		kernel:  kernel,
 		ledger:  ledger,
+		chunk:   chunk,
 		writes:  map[ruleset.Table][]ruleset.Chain{},
 		deletes: map[ruleset.Table][]string{},
 		rules:   map[ruleset.Table]int{},
@@ -69,7 +72,7 @@ func (w *writer) removeAll(ctx context.Context, ids []ruleset.ChainID) error {
 // flushIfFull hands over what was collected once it is enough for a chunk. To be
 // called only where nothing collected still waits for a chain to be added.
 func (w *writer) flushIfFull(ctx context.Context) error {
-	if w.pending < chunkChains {
+	if w.pending < w.chunk {
 		return nil
 	}
 	return w.flush(ctx)
