@@ -120,6 +120,6 @@ func write(w http.ResponseWriter, good bool, text []byte) int {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	w.Write(text) // the caller hung up
+	_, _ = w.Write(text) // it fails when the caller hung up
 	return code
 }

@@ -244,7 +244,7 @@ func open(ctx context.Context, address netip.AddrPort, handler http.Handler) (*l
 // close frees the port before it returns and cuts what is connected.
 func (l *listener) close() {
 	// The server closes its listener too, but not if Serve has not come so far.
-	l.Listener.Close() // either of the two closes it first
-	l.server.Close()   // likewise
+	_ = l.Listener.Close() // either of the two closes it first
+	_ = l.server.Close()   // likewise
 	<-l.done
 }

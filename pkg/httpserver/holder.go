@@ -1,22 +1,13 @@
 package httpserver
 
 import (
-	"errors"
 	"fmt"
-	"io"
-	"log"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 )
-
-func isAddressInUse(err error) bool { return errors.Is(err, syscall.EADDRINUSE) }
-
-// quiet swallows what net/http would print about broken connections.
-func quiet() *log.Logger { return log.New(io.Discard, "", 0) }
 
 // portHolder names the process that listens on the port of address, or returns ""
 // when that cannot be seen: in a container without the host's process namespace

@@ -3,10 +3,14 @@
 package httpserver
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"log"
 	"net"
 	"net/http"
+	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -31,8 +35,7 @@ const retryInterval = 5 * time.Second
 // drainTime is how long running requests may take to end when the agent stops.
 const drainTime = time.Second
 
-// New returns an HTTP server for handler with the limits set. It logs nothing of
-// its own: a port scan is not the operator's problem.
+// New returns an HTTP server for handler with the limits set.
 func New(handler http.Handler, writeTimeout time.Duration) *http.Server {
 	return &http.Server{
 		Handler:           http.MaxBytesHandler(handler, maxBodyBytes),
@@ -41,8 +44,22 @@ func New(handler http.Handler, writeTimeout time.Duration) *http.Server {
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
-		ErrorLog:          quiet(),
+		ErrorLog:          log.New(serverLog{}, "", 0),
 	}
+}
+
+// serverLog is where net/http reports to. What it says of broken connections is
+// for debugging, a port scan is not the operator's problem; a handler's panic is.
+type serverLog struct{}
+
+func (serverLog) Write(line []byte) (int, error) {
+	logger, text := klog.Background(), string(bytes.TrimSpace(line))
+	if bytes.HasPrefix(line, []byte("http: panic serving")) {
+		logger.Error(nil, "HTTP handler panicked", "report", text)
+	} else {
+		logger.V(4).Info("HTTP connection failed", "report", text)
+	}
+	return len(line), nil
 }
 
 // Server serves one handler on one address for as long as the agent runs.
@@ -114,7 +131,7 @@ func (s Server) serve(ctx context.Context, bound func()) error {
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 		defer cancel()
 		if server.Shutdown(drain) != nil {
-			server.Close() // it only says again that a connection was open
+			_ = server.Close() // it only says again that a connection was open
 		}
 	})
 	err = server.Serve(listener)
@@ -122,14 +139,14 @@ func (s Server) serve(ctx context.Context, bound func()) error {
 		<-stopped
 		return nil
 	}
-	server.Close() // the error that matters is the one from Serve
+	_ = server.Close() // the error that matters is the one from Serve
 	return fmt.Errorf("serve %s on %s: %w", s.Name, s.Address, err)
 }
 
 // explain adds to a failed bind who has the port, as far as that can be seen.
 func (s Server) explain(err error) error {
 	err = fmt.Errorf("listen for %s: %w", s.Name, err)
-	if !isAddressInUse(err) {
+	if !errors.Is(err, syscall.EADDRINUSE) {
 		return err
 	}
 	if holder := portHolder("/proc", s.Address); holder != "" {

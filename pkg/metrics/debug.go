@@ -75,6 +75,6 @@ func limited(limiter *rate.Limiter, p DebugPage) http.Handler {
 		}
 		w.Header().Set("Content-Type", contentType)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		w.Write(body.Bytes()) // the caller hung up
+		_, _ = w.Write(body.Bytes()) // it fails when the caller hung up
 	})
 }

@@ -63,7 +63,7 @@ func (h healthz) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		} else {
 			fmt.Fprintf(&findings, "[+]%s ok\n", c.name)
 		}
-		slis.ObserveHealthcheck(r.Context(), c.name, "healthz", status) // it never fails
+		_ = slis.ObserveHealthcheck(r.Context(), c.name, "healthz", status) // it never fails
 	}
 	switch verbose := r.URL.Query().Has("verbose"); {
 	case !good:

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"slices"
+	"time"
 
 	"k8s.io/component-base/metrics/prometheus/slis"
 )
@@ -33,6 +34,15 @@ type Pages struct {
 	// SetVerbosity sets the log level and returns what to answer; used with Profiling
 	// only (logs.GlogSetter).
 	SetVerbosity func(level string) (string, error)
+}
+
+// WriteTimeout is how long the longest page takes, for the server's limit; 0 for no
+// special length. A CPU profile is written after the time it was asked to cover.
+func (p Pages) WriteTimeout() time.Duration {
+	if p.Profiling {
+		return 5 * time.Minute
+	}
+	return 0
 }
 
 // Handler serves the pages. Nothing but PUT /debug/flags/v, which is there with
@@ -78,7 +88,7 @@ func writeText(w http.ResponseWriter, code int, s string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	io.WriteString(w, s) // the caller hung up
+	_, _ = io.WriteString(w, s) // it fails when the caller hung up
 }
 
 // configz shows the configuration in force.
@@ -91,7 +101,7 @@ func configz(config any) http.Handler {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		w.Write(body) // the caller hung up
+		_, _ = w.Write(body) // it fails when the caller hung up
 	})
 }
 

@@ -178,7 +178,7 @@ func TestLogCheck(t *testing.T) {
 			want error
 		}{{0, nil}, {flushLimit, nil}, {1, errLogBlocked}} {
 			time.Sleep(step.wait)
-			if got := c.check(); got != step.want {
+			if got := c.check(); !errors.Is(got, step.want) {
 				t.Errorf("%v later: got %v, want %v", step.wait, got, step.want)
 			}
 		}

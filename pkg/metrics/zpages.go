@@ -133,7 +133,7 @@ func writeZpage(w http.ResponseWriter, r *http.Request, kind string, plain func(
 	}
 	w.Header().Set("Content-Type", format)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.Write(body) // the caller hung up
+	_, _ = w.Write(body) // it fails when the caller hung up
 }
 
 // accepted returns the media type to answer with: of the ranges in an Accept header

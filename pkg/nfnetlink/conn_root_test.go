@@ -104,7 +104,7 @@ func TestDumpEndsWithTheFirstError(t *testing.T) {
 		}
 		boom := errors.New("boom")
 		calls := 0
-		if err := c.Dump(t.Context(), Message{Type: acctGet}, func(Message) error { calls++; return boom }); err != boom || calls != 1 {
+		if err := c.Dump(t.Context(), Message{Type: acctGet}, func(Message) error { calls++; return boom }); !errors.Is(err, boom) || calls != 1 {
 			t.Errorf("got %v after %d calls, want the first call's error", err, calls)
 		}
 		return nil
