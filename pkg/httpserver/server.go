@@ -91,16 +91,17 @@ func (s Server) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		if !failing && s.Failed != nil {
-			s.Failed(err)
-		}
-		if s.HardFail {
-			return err
-		}
 		if !failing {
+			failing = true
+			err = s.explain(err)
+			if s.Failed != nil {
+				s.Failed(err)
+			}
+			if s.HardFail {
+				return err
+			}
 			klog.FromContext(ctx).Error(err, "Cannot serve, will keep trying", "server", s.Name, "retryEvery", retryInterval)
 		}
-		failing = true
 		select {
 		case <-ctx.Done():
 			return nil
@@ -115,7 +116,7 @@ func (s Server) serve(ctx context.Context, bound func()) error {
 	var lc net.ListenConfig
 	listener, err := lc.Listen(ctx, "tcp", s.Address)
 	if err != nil {
-		return s.explain(err)
+		return fmt.Errorf("listen for %s: %w", s.Name, err)
 	}
 	bound()
 	klog.FromContext(ctx).V(2).Info("Serving", "server", s.Name, "address", listener.Addr().String())
@@ -143,9 +144,9 @@ func (s Server) serve(ctx context.Context, bound func()) error {
 	return fmt.Errorf("serve %s on %s: %w", s.Name, s.Address, err)
 }
 
-// explain adds to a failed bind who has the port, as far as that can be seen.
+// explain adds to a failed bind who has the port, as far as that can be seen. It
+// looks at every file of every process, so it is for the first failure only.
 func (s Server) explain(err error) error {
-	err = fmt.Errorf("listen for %s: %w", s.Name, err)
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		return err
 	}
