@@ -3,12 +3,10 @@ package config
 import (
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -24,25 +22,23 @@ const (
 	pollPeriod = 10 * time.Second
 )
 
-// WatchFile calls changed with the content of the file whenever that is another one
-// than before. It watches the file's directory, not the file: a ConfigMap volume
-// swaps a symbolic link, and editors rename. It blocks until ctx is done.
+// WatchFile calls changed with the content of the file, and again with each other
+// content that it gets. It watches the file's directory, not the file: a ConfigMap
+// volume swaps a symbolic link, and editors rename. It blocks until ctx is done.
 //
-// The content at the time of the call is what the first change is measured against.
+// The first call is for the content at the start, so that a change between an
+// earlier reading of the file and this one is not lost.
 func WatchFile(ctx context.Context, path string, changed func(content []byte)) error {
 	var last [sha256.Size]byte
-	known := false
-	return watch(ctx, func() []string { return []string{filepath.Dir(path)} }, func() {
+	return watch(ctx, func() []string { return directoriesOf(path) }, func() {
 		content, err := os.ReadFile(path)
 		if err != nil {
 			// Between two steps of a replacement there is no file.
 			klog.FromContext(ctx).V(2).Info("Cannot read a watched file; looking again later", "path", path, "err", err)
 			return
 		}
-		hash := sha256.Sum256(content)
-		isNew := known && hash != last
-		last, known = hash, true
-		if isNew {
+		if hash := sha256.Sum256(content); hash != last {
+			last = hash
 			changed(content)
 		}
 	})
@@ -63,7 +59,7 @@ func (f *Flags) WatchConfig(ctx context.Context, current *Config, changed func(*
 		case err != nil:
 			logger.Error(err, "The configuration file changed and is not valid; the old configuration stays in force")
 		case reflect.DeepEqual(next.Raw, current.Raw) && next.MinSyncPeriodSet == current.MinSyncPeriodSet:
-			logger.V(2).Info("The configuration file changed, but not what it says")
+			logger.V(2).Info("The configuration file says what is in force")
 		default:
 			logger.Info("The configuration changed")
 			changed(next)
@@ -115,15 +111,14 @@ func watch(ctx context.Context, directories func() []string, look func()) error 
 
 // directoriesOf returns the directories in which signs of a change of path are seen.
 func directoriesOf(path string) []string {
-	var dirs []string
-	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		dirs = append(dirs, path)
-	} else if !errors.Is(err, os.ErrNotExist) {
-		dirs = append(dirs, filepath.Dir(path))
+	parent := filepath.Dir(path)
+	info, err := os.Stat(path)
+	if err != nil || !info.IsDir() {
+		return []string{parent}
 	}
-	// The link itself may be swapped for another one.
+	// A link to a directory may be swapped for another one; that is seen beside it.
 	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSymlink != 0 {
-		dirs = append(dirs, filepath.Dir(filepath.Clean(path)))
+		return []string{path, parent}
 	}
-	return slices.Compact(dirs)
+	return []string{path}
 }
