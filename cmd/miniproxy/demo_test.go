@@ -17,12 +17,21 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/lab/labtest"
 )
 
-// built builds the command, as the demo starts itself as agent and as pod.
-func built(t *testing.T) string {
+// TestMain lets the test binary be the command too: the demo starts itself as agent
+// and as pod.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// self is the path of the command.
+func self(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "miniproxy")
-	if out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
 	}
 	return path
 }
@@ -44,6 +53,9 @@ func left(t *testing.T, pid int, binary string) []string {
 		t.Fatal(err)
 	}
 	for _, exe := range exes {
+		if exe == fmt.Sprintf("/proc/%d/exe", os.Getpid()) {
+			continue
+		}
 		if target, err := os.Readlink(exe); err == nil && target == binary {
 			found = append(found, exe)
 		}
@@ -53,7 +65,7 @@ func left(t *testing.T, pid int, binary string) []string {
 
 func TestDemo(t *testing.T) {
 	labtest.Require(t)
-	binary := built(t)
+	binary := self(t)
 	for _, backend := range []string{"nft", "legacy"} {
 		t.Run(backend, func(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), binary, "demo", "--iptables-backend="+backend)
@@ -89,7 +101,7 @@ func TestDemo(t *testing.T) {
 // TestDemoIsInterrupted ends the demo in the middle, in each way that a user can.
 func TestDemoIsInterrupted(t *testing.T) {
 	labtest.Require(t)
-	binary := built(t)
+	binary := self(t)
 	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
 		t.Run(signal.String(), func(t *testing.T) {
 			cmd, out := startDemo(t, binary)
@@ -143,7 +155,7 @@ func TestDemoIsInterrupted(t *testing.T) {
 
 func TestDemoIsKept(t *testing.T) {
 	labtest.Require(t)
-	binary := built(t)
+	binary := self(t)
 	cmd := exec.CommandContext(t.Context(), binary, "demo", "--keep")
 	text, err := cmd.CombinedOutput()
 	if err != nil {

@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,22 +37,17 @@ func curlArgs(url string, n int) []string {
 // ask asks n times from a host, each time on a new connection. The error is curl's
 // own words, when no request at all was answered.
 func ask(ctx context.Context, from *lab.Host, url string, n int) (answers, error) {
-	out, err := from.Run(ctx, "curl", curlArgs(url, n)...)
-	got := count(out, n)
-	if err == nil {
-		return got, nil
-	}
-	got.complaint = complaint(err)
-	if got.failed == n {
-		return got, errors.New(got.complaint)
+	var stdout, stderr strings.Builder
+	cmd := from.Command(ctx, "curl", curlArgs(url, n)...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	got := count(stdout.String(), n)
+	// Of many requests, curl's exit status tells only how the last one went.
+	got.complaint, _, _ = strings.Cut(strings.TrimSpace(stderr.String()), "\n")
+	if got.failed == n && err != nil {
+		return got, errors.New(cmp.Or(got.complaint, err.Error()))
 	}
 	return got, nil
-}
-
-// complaint is the last thing that curl said: "curl: (7) Failed to connect ...".
-func complaint(err error) string {
-	text := lastLine(err.Error())
-	return text[max(0, strings.LastIndex(text, "curl: (")):]
 }
 
 // count reads the answers to n requests: a line each, "POD sees ADDRESS".

@@ -55,17 +55,6 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-func TestComplaint(t *testing.T) {
-	err := errors.New("on shell: curl -sS http://10.96.0.80/: exit status 7: curl: (7) Failed to connect\ncurl: (7) Connection refused")
-	if got, want := complaint(err), "curl: (7) Connection refused"; got != want {
-		t.Errorf("complaint = %q, want %q", got, want)
-	}
-	err = errors.New("on shell: curl: signal: killed: ")
-	if got, want := complaint(err), strings.TrimSpace(err.Error()); got != want {
-		t.Errorf("complaint without curl's words = %q, want %q", got, want)
-	}
-}
-
 func TestPodHandler(t *testing.T) {
 	for remote, want := range map[string]string{
 		"10.9.9.9:1234":          "web-a sees 10.9.9.9\n",

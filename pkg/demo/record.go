@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/miniproxy/miniproxy/pkg/lab"
 )
@@ -125,15 +126,19 @@ func removeLeft() error {
 	return errors.Join(errs...)
 }
 
-// Cleanup takes down every demo of this machine that does not run: those that were
-// kept, and what killed ones have left. It tells out what it did.
-func Cleanup(out io.Writer) error {
+// Cleanup takes down the demos of the given names, without any every demo of this
+// machine: those that were kept, and what killed ones have left. It leaves alone what
+// still runs, and tells out what it did.
+func Cleanup(out io.Writer, names ...string) error {
 	if os.Geteuid() != 0 {
 		return &MissingError{Root: true}
 	}
 	list, err := records()
 	if err != nil {
 		return err
+	}
+	if len(names) > 0 {
+		list = slices.DeleteFunc(list, func(r *record) bool { return !slices.Contains(names, r.Lab) })
 	}
 	var errs []error
 	for _, r := range list {
@@ -148,7 +153,7 @@ func Cleanup(out io.Writer) error {
 		fmt.Fprintf(out, "The demo %s is removed.\n", r.Lab)
 	}
 	if len(list) == 0 {
-		fmt.Fprintln(out, "No demo stands.")
+		fmt.Fprintln(out, "There is nothing to remove.")
 	}
 	return errors.Join(errs...)
 }
