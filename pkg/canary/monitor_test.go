@@ -13,6 +13,9 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/miniproxy/miniproxy/pkg/iptables"
+	"github.com/miniproxy/miniproxy/pkg/iptables/fakekernel"
+	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
@@ -185,6 +188,40 @@ func TestMonitor(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The same with what is used in earnest, on a simulated kernel.
+func TestMonitorOnRunner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kernel := fakekernel.New(model.IPv4, iptables.Legacy)
+		var reports []string
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go New(kernel.Runner(), period, func(r Report) { reports = append(reports, r.String()) }).Run(ctx)
+		synctest.Wait()
+		if got := strings.Count(string(kernel.Save()), "-A "+ChainName+" "); got != len(tables) {
+			t.Errorf("got %d canaries, want %d:\n%s", got, len(tables), kernel.Save())
+		}
+		kernel.SetLocked(true)
+		time.Sleep(10 * period)
+		synctest.Wait()
+		if len(reports) > 0 {
+			t.Errorf("reported while the lock was held: %q", reports)
+		}
+		kernel.SetLocked(false)
+		kernel.Flush(ruleset.NAT)
+		time.Sleep(period)
+		synctest.Wait()
+		// iptables -F, without -X.
+		if err := kernel.Write("*filter\n:" + ChainName + " - [0:0]\nCOMMIT\n"); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(period)
+		synctest.Wait()
+		if want := []string{"flushed: [nat]", "flushed: [filter]"}; !slices.Equal(reports, want) {
+			t.Errorf("got reports %q, want %q", reports, want)
+		}
+	})
 }
 
 func TestMonitorWritesOnlyWhatIsMissing(t *testing.T) {

@@ -10,9 +10,9 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
-// cleanupChunk is how many chains one transaction empties or deletes: on the nft
-// backend its time grows with the square of them.
-const cleanupChunk = 1000
+// nftChunk is how many chains one transaction of the nft backend empties or
+// deletes: its time grows with the square of them.
+const nftChunk = 1000
 
 // InUseError says that chains could not be deleted because rules of somebody else
 // refer to them. They are left empty, so that packets pass through.
@@ -64,13 +64,17 @@ func (r *Runner) cleanTable(ctx context.Context, table ruleset.Table, owns func(
 			return nil, err
 		}
 	}
+	chunk := len(ours) // the legacy backend swaps the whole table for any change
+	if r.backend == NFT {
+		chunk = nftChunk
+	}
 	// All are emptied before the first is deleted, since they refer to each other.
-	for names := range slices.Chunk(ours, cleanupChunk) {
+	for names := range slices.Chunk(ours, chunk) {
 		if err := r.Restore(ctx, chainInput(table, ":%s - [0:0]\n", names)); err != nil {
 			return nil, err
 		}
 	}
-	for names := range slices.Chunk(ours, cleanupChunk) {
+	for names := range slices.Chunk(ours, chunk) {
 		if err := r.deleteChains(ctx, table, names); err != nil {
 			return nil, err
 		}

@@ -146,7 +146,7 @@ func TestCleanupInChunks(t *testing.T) {
 	if !inNamespace(t) {
 		return
 	}
-	const chains = 2*cleanupChunk + 1
+	const chains = 2*nftChunk + 1
 	for _, backend := range backends {
 		t.Run(string(backend), func(t *testing.T) {
 			r, err := New(t.Context(), model.IPv4, backend)

@@ -26,6 +26,10 @@ var hintChains = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 // Other nft tables say nothing about the choice between the backends.
 var sharedTables = []ruleset.Table{"raw", ruleset.Mangle, ruleset.NAT, ruleset.Filter, "security"}
 
+// enoughRules is where counting a backend's rules ends: a backend with so many is
+// in use, and to count on would delay the start of an agent on a busy node.
+const enoughRules = 5000
+
 // Detect chooses the backend that the rest of the node uses: forced, unless that
 // is empty; or else the one with kubelet's hint chain, the one with more rules,
 // or nft. Rules in the other one would be invisible to the node's administrator,
@@ -40,7 +44,7 @@ type looker interface {
 	usable(context.Context, Backend) (bool, error)
 	// hinted reports whether the backend holds one of the hint chains.
 	hinted(context.Context, Backend) (bool, error)
-	// rules counts the backend's rules.
+	// rules counts the backend's rules, up to enoughRules.
 	rules(context.Context, Backend) (int, error)
 }
 
@@ -127,7 +131,7 @@ type host struct{}
 
 func (host) usable(ctx context.Context, b Backend) (bool, error) {
 	if b == NFT {
-		if _, err := nftDump(ctx, model.IPv4, nftTables); errors.Is(err, errNoNFT) {
+		if _, err := nftDump(ctx, model.IPv4, nftQuery{object: nftTables, limit: 1}); errors.Is(err, errNoNFT) {
 			return false, nil
 		} else if err != nil {
 			return false, err
@@ -163,32 +167,37 @@ func (h host) hinted(ctx context.Context, b Backend) (bool, error) {
 func (h host) rules(ctx context.Context, b Backend) (int, error) {
 	n := 0
 	for _, fam := range model.Families {
-		if b == Legacy {
-			saved, err := h.saveLegacy(ctx, fam)
-			if err != nil {
-				return 0, err
-			}
-			n += strings.Count(saved, "\n-A ")
-			continue
+		count := h.legacyRules
+		if b == NFT {
+			count = h.nftRules
 		}
-		rules, err := nftDump(ctx, fam, nftRules)
-		if err != nil && !errors.Is(err, errNoNFT) {
+		rules, err := count(ctx, fam)
+		if err != nil {
 			return 0, err
 		}
-		for _, rule := range rules {
-			if slices.Contains(sharedTables, ruleset.Table(rule.table)) {
-				n++
-			}
-		}
+		n += rules
 	}
-	return n, nil
+	return min(n, enoughRules), nil
+}
+
+func (host) nftRules(ctx context.Context, fam model.Family) (int, error) {
+	rules, err := nftDump(ctx, fam, nftQuery{object: nftRules, tables: sharedTables, limit: enoughRules})
+	if errors.Is(err, errNoNFT) {
+		return 0, nil
+	}
+	return len(rules), err
+}
+
+func (h host) legacyRules(ctx context.Context, fam model.Family) (int, error) {
+	saved, err := h.saveLegacy(ctx, fam)
+	return strings.Count(saved, "\n-A "), err
 }
 
 // chains lists the chains of a backend's tables.
 func (h host) chains(ctx context.Context, b Backend, fam model.Family) ([]ruleset.ChainID, error) {
 	var ids []ruleset.ChainID
 	if b == NFT {
-		chains, err := nftDump(ctx, fam, nftChains)
+		chains, err := nftDump(ctx, fam, nftQuery{object: nftChains, tables: sharedTables})
 		if errors.Is(err, errNoNFT) {
 			return nil, nil
 		}

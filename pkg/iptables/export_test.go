@@ -7,3 +7,9 @@ var (
 	EachRunner  = eachRunner
 	Wipe        = wipe
 )
+
+// ChainsOf returns the seam under a Runner.
+func ChainsOf(r *Runner) Chains { return r.seams.Chains }
+
+// ExitStatus returns the exit status in an error.
+func ExitStatus(err error) int { return exitStatus(err) }

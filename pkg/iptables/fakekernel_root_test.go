@@ -191,6 +191,70 @@ func TestFakeKernelIsLikeTheKernel(t *testing.T) {
 	})
 }
 
+// chainCalls are calls of what go-iptables does, each with its result as text. They
+// are run one after the other.
+var chainCalls = []struct {
+	name string
+	call func(c iptables.Chains) (any, error)
+}{
+	{"look for a missing chain", func(c iptables.Chains) (any, error) { return c.ChainExists("nat", "KUBE-A") }},
+	{"look for a built-in chain", func(c iptables.Chains) (any, error) { return c.ChainExists("nat", "PREROUTING") }},
+	{"look in an unknown table", func(c iptables.Chains) (any, error) { return c.ChainExists("natty", "PREROUTING") }},
+	{"list a missing chain", func(c iptables.Chains) (any, error) { return c.List("nat", "KUBE-A") }},
+	{"check in a missing chain", func(c iptables.Chains) (any, error) { return c.Exists("nat", "KUBE-A", "-j", "RETURN") }},
+	{"insert into a missing chain", func(c iptables.Chains) (any, error) { return nil, c.Insert("nat", "KUBE-A", 1, "-j", "RETURN") }},
+	{"make a chain", func(c iptables.Chains) (any, error) { return nil, c.NewChain("nat", "KUBE-A") }},
+	{"make it again", func(c iptables.Chains) (any, error) { return nil, c.NewChain("nat", "KUBE-A") }},
+	{"look for it", func(c iptables.Chains) (any, error) { return c.ChainExists("nat", "KUBE-A") }},
+	{"list it", func(c iptables.Chains) (any, error) { return c.List("nat", "KUBE-A") }},
+	{"check for a missing rule", func(c iptables.Chains) (any, error) { return c.Exists("nat", "PREROUTING", "-j", "KUBE-A") }},
+	{"check for a jump to a missing chain", func(c iptables.Chains) (any, error) { return c.Exists("nat", "PREROUTING", "-j", "KUBE-NOT") }},
+	{"insert a jump to a missing chain", func(c iptables.Chains) (any, error) {
+		return nil, c.Insert("nat", "PREROUTING", 1, "-j", "KUBE-NOT")
+	}},
+	{"insert behind the end", func(c iptables.Chains) (any, error) { return nil, c.Insert("nat", "PREROUTING", 2, "-j", "KUBE-A") }},
+	{"insert", func(c iptables.Chains) (any, error) {
+		return nil, c.Insert("nat", "PREROUTING", 1, "-m", "comment", "--comment", `of "us", they say`, "-j", "KUBE-A")
+	}},
+	{"insert in front", func(c iptables.Chains) (any, error) {
+		return nil, c.Insert("nat", "PREROUTING", 1, "-m", "comment", "--comment", "word", "-j", "KUBE-A")
+	}},
+	{"check for it", func(c iptables.Chains) (any, error) {
+		return c.Exists("nat", "PREROUTING", "-m", "comment", "--comment", `of "us", they say`, "-j", "KUBE-A")
+	}},
+	{"list the built-in chain", func(c iptables.Chains) (any, error) { return c.List("nat", "PREROUTING") }},
+	{"delete a missing chain", func(c iptables.Chains) (any, error) { return nil, c.ClearAndDeleteChain("nat", "KUBE-NOT") }},
+	{"insert into it", func(c iptables.Chains) (any, error) { return nil, c.Insert("nat", "KUBE-A", 1, "-j", "RETURN") }},
+	{"make another chain", func(c iptables.Chains) (any, error) { return nil, c.NewChain("nat", "KUBE-B") }},
+	{"insert into that", func(c iptables.Chains) (any, error) { return nil, c.Insert("nat", "KUBE-B", 1, "-j", "RETURN") }},
+	{"delete that", func(c iptables.Chains) (any, error) { return nil, c.ClearAndDeleteChain("nat", "KUBE-B") }},
+	{"look for that", func(c iptables.Chains) (any, error) { return c.ChainExists("nat", "KUBE-B") }},
+}
+
+func TestFakeKernelIsLikeGoIPTables(t *testing.T) {
+	if !iptables.InNamespace(t) {
+		return
+	}
+	iptables.EachRunner(t, func(t *testing.T, real *iptables.Runner) {
+		fake := fakekernel.New(real.Family(), real.Backend()).Runner()
+		for _, test := range chainCalls {
+			describe := func(r *iptables.Runner) string {
+				result, err := test.call(iptables.ChainsOf(r))
+				if err != nil {
+					return fmt.Sprintf("exit status %d", iptables.ExitStatus(err))
+				}
+				return fmt.Sprintf("%q", result)
+			}
+			if got, want := describe(fake), describe(real); got != want {
+				t.Errorf("%s: got %s, the kernel: %s", test.name, got, want)
+			}
+		}
+		if got, want := state(t, fake), state(t, real); got != want {
+			t.Errorf("got state\n%s\nthe kernel:\n%s", got, want)
+		}
+	})
+}
+
 // outcome describes how a restore ended.
 func outcome(err error) string {
 	if err == nil {

@@ -38,6 +38,8 @@ func TestLegacyLockHeld(t *testing.T) {
 	if _, err := r.EnsureChain(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
+	restore(t, r, hookTargets)
+	ensureJumps(t, r)
 	unlock := holdLock(t)
 	tests := []struct {
 		name string
@@ -49,6 +51,8 @@ func TestLegacyLockHeld(t *testing.T) {
 			return err
 		}},
 		{"EnsureChain", func() error { _, err := r.EnsureChain(t.Context(), id); return err }},
+		{"HasRule", func() error { _, err := r.HasRule(t.Context(), id, ruleset.Rule{Action: ruleset.Return{}}); return err }},
+		{"EnsureRule", func() error { return r.EnsureRule(t.Context(), id, ruleset.Rule{Action: ruleset.Return{}}) }},
 		{"DeleteChain", func() error { return r.DeleteChain(t.Context(), id) }},
 		{"ChainNames", func() error { _, err := r.ChainNames(t.Context(), ruleset.NAT); return err }},
 		{"Restore", func() error { return r.Restore(t.Context(), []byte("*nat\n:KUBE-A - [0:0]\nCOMMIT\n")) }},
@@ -68,4 +72,5 @@ func TestLegacyLockHeld(t *testing.T) {
 	if found, err := r.HasChain(t.Context(), id); err != nil || !found {
 		t.Errorf("HasChain after the lock: got %t, %v; want true", found, err)
 	}
+	wantRules(t, r, filterForward, specs(filterForward)...)
 }

@@ -16,6 +16,15 @@ const (
 	requireEnv = "MINIPROXY_REQUIRE_ROOT"
 )
 
+// skip ends a test for want of something, as skipped or as failed.
+func skip(t *testing.T, want string, err error) {
+	t.Helper()
+	if os.Getenv(requireEnv) != "" {
+		t.Fatalf("needs %s, and %s is set: %v", want, requireEnv, err)
+	}
+	t.Skipf("needs %s: %v", want, err)
+}
+
 // inNamespace runs the calling test function once more, in a process with a new
 // network namespace, a new user namespace if need be, and an xtables lock of its
 // own, and passes on its result. It reports whether the caller is that process:
@@ -25,6 +34,7 @@ func inNamespace(t *testing.T) bool {
 	if os.Getenv(insideEnv) != "" {
 		return true
 	}
+	t.Parallel() // the processes have nothing in common
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 	cmd.Env = append(os.Environ(), insideEnv+"=1", "XTABLES_LOCKFILE="+filepath.Join(t.TempDir(), "xtables.lock"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
@@ -35,10 +45,7 @@ func inNamespace(t *testing.T) bool {
 	}
 	output, err := cmd.CombinedOutput()
 	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSPC) {
-		if os.Getenv(requireEnv) != "" {
-			t.Fatalf("no network namespace, and %s is set: %v", requireEnv, err)
-		}
-		t.Skipf("needs a network namespace: %v", err)
+		skip(t, "a network namespace", err)
 	}
 	if err != nil {
 		t.Fatalf("in a network namespace: %v\n%s", err, output)

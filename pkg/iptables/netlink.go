@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 	"time"
 
@@ -41,8 +42,18 @@ var errNoNFT = errors.New("no nf_tables in this kernel")
 // has one.
 type nftName struct{ table, name string }
 
-// nftDump lists all objects of a kind in a family's tables.
-func nftDump(ctx context.Context, fam model.Family, object nftObject) ([]nftName, error) {
+// nftQuery says what to list.
+type nftQuery struct {
+	object nftObject
+	// tables are those whose objects are wanted.
+	tables []ruleset.Table
+	// limit ends the list early, 0 for never. The time to list rules grows with
+	// their square: half a minute for 300,000.
+	limit int
+}
+
+// nftDump lists objects of a family's tables.
+func nftDump(ctx context.Context, fam model.Family, query nftQuery) ([]nftName, error) {
 	const attempts = 10
 	var err error
 	for range attempts {
@@ -50,7 +61,7 @@ func nftDump(ctx context.Context, fam model.Family, object nftObject) ([]nftName
 			break
 		}
 		var names []nftName
-		if names, err = nftDumpOnce(fam, object); err == nil {
+		if names, err = nftDumpOnce(fam, query); err == nil {
 			return names, nil
 		}
 		if !errors.Is(err, errDumpChanged) && !errors.Is(err, unix.EINTR) {
@@ -60,7 +71,7 @@ func nftDump(ctx context.Context, fam model.Family, object nftObject) ([]nftName
 	return nil, fmt.Errorf("list the %v nft tables by netlink: %w", fam, err)
 }
 
-func nftDumpOnce(fam model.Family, object nftObject) ([]nftName, error) {
+func nftDumpOnce(fam model.Family, query nftQuery) ([]nftName, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil, errNoNFT
@@ -74,7 +85,7 @@ func nftDumpOnce(fam model.Family, object nftObject) ([]nftName, error) {
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 		return nil, fmt.Errorf("set a netlink socket's timeout: %w", err)
 	}
-	if err := unix.Sendto(fd, nftRequest(fam, object.request), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	if err := unix.Sendto(fd, nftRequest(fam, query.object.request), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return nil, fmt.Errorf("send a netlink request: %w", err)
 	}
 	buf := make([]byte, 1<<16) // the kernel fills at most 32 KiB at a time
@@ -84,11 +95,16 @@ func nftDumpOnce(fam model.Family, object nftObject) ([]nftName, error) {
 		if err != nil {
 			return nil, fmt.Errorf("receive a netlink answer: %w", err)
 		}
-		more, done, err := nftAnswer(buf[:n], object)
+		listed, done, err := nftAnswer(buf[:n], query.object)
 		if err != nil {
 			return nil, err
 		}
-		if names = append(names, more...); done {
+		for _, name := range listed {
+			if slices.Contains(query.tables, ruleset.Table(name.table)) {
+				names = append(names, name)
+			}
+		}
+		if done || query.limit > 0 && len(names) >= query.limit {
 			return names, nil
 		}
 	}
@@ -171,15 +187,13 @@ func readNFTName(data []byte, object nftObject) (n nftName) {
 
 // nftChainNames lists the chains of one table.
 func nftChainNames(ctx context.Context, fam model.Family, table ruleset.Table) ([]string, error) {
-	chains, err := nftDump(ctx, fam, nftChains)
+	chains, err := nftDump(ctx, fam, nftQuery{object: nftChains, tables: []ruleset.Table{table}})
 	if err != nil {
 		return nil, err
 	}
-	var names []string
-	for _, c := range chains {
-		if c.table == string(table) {
-			names = append(names, c.name)
-		}
+	names := make([]string, len(chains))
+	for i, c := range chains {
+		names[i] = c.name
 	}
 	return names, nil
 }

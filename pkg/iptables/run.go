@@ -16,8 +16,10 @@ func run(ctx context.Context, input []byte, program string, args ...string) ([]b
 	if input != nil {
 		cmd.Stdin = bytes.NewReader(input)
 	}
-	// A child that inherited the pipes must not hold up a cancelled caller.
-	cmd.WaitDelay = time.Second
+	// A child of the program's, such as modprobe, that keeps the pipes open must not
+	// hold up the caller forever. On a busy host a second was once too short for the
+	// program's own last words.
+	cmd.WaitDelay = 30 * time.Second
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {

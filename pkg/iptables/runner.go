@@ -138,7 +138,10 @@ func (r *Runner) HasRandomFully() bool { return r.seams.RandomFully }
 // Supported looks whether the kernel has a nat table for the family. The error
 // wraps ErrFamilyUnsupported if it has none; any other error leaves that open. On
 // the legacy backend looking creates the table.
-func (r *Runner) Supported(context.Context) error {
+func (r *Runner) Supported(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	_, err := r.seams.Chains.ChainExists(string(ruleset.NAT), "POSTROUTING")
 	if exitStatus(err) == exitUnsupported {
 		err = fmt.Errorf("%w: %w", ErrFamilyUnsupported, err)

@@ -89,6 +89,7 @@ func TestRunnerOnKernel(t *testing.T) {
 			t.Errorf("rules of KUBE-A: got %q", got)
 		}
 		testOneChain(ctx, t, r)
+		testOneRule(ctx, t, r)
 	})
 }
 
@@ -113,4 +114,25 @@ func testOneChain(ctx context.Context, t *testing.T, r *Runner) {
 		}
 		has(false)
 	}
+}
+
+func testOneRule(ctx context.Context, t *testing.T, r *Runner) {
+	id := ruleset.ChainID{Table: ruleset.Mangle, Name: "KUBE-PROXY-CANARY"}
+	rule := ruleset.Rule{Comment: "a few words", Action: ruleset.Return{}}
+	has := func(want bool) {
+		t.Helper()
+		if got, err := r.HasRule(ctx, id, rule); err != nil || got != want {
+			t.Errorf("HasRule: got %t, %v; want %t", got, err, want)
+		}
+	}
+	has(false)
+	for range 2 {
+		if err := r.EnsureRule(ctx, id, rule); err != nil {
+			t.Errorf("EnsureRule: %v", err)
+		}
+		has(true)
+	}
+	wantRules(t, r, id, rule.String())
+	restore(t, r, "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n") // iptables -F
+	has(false)
 }

@@ -98,33 +98,43 @@ func (c chains) List(name, chain string) (lines []string, err error) {
 	return lines, err
 }
 
-// Exists reports whether the rule is in the chain.
+// Exists reports whether the rule is in the chain. One that jumps to a missing
+// chain cannot even be asked for.
 func (c chains) Exists(name, chain string, args ...string) (found bool, err error) {
 	err = c.with(command(name, "-C", chain), func(t *table) *refusal {
-		if t.chains[chain] == nil {
-			return noSuchChain()
+		spec := join(args)
+		if refused := t.resolve(target(spec)); refused != nil {
+			return refused
 		}
-		found = t.find(chain, join(args)) >= 0
+		found = t.chains[chain] != nil && t.find(chain, spec) >= 0
 		return nil
 	})
 	return found, err
+}
+
+// resolve refuses a target that is neither a chain nor an extension.
+func (t *table) resolve(target string) *refusal {
+	if target == "" || t.chains[target] != nil || slices.Contains(extensions, target) {
+		return nil
+	}
+	return &refusal{2, "iptables: Chain '" + target + "' does not exist"}
 }
 
 // Insert puts a rule at a position of the chain, counted from 1.
 func (c chains) Insert(name, chain string, position int, args ...string) error {
 	return c.edit(command(name, "-I", chain), func(t *table) *refusal {
 		found, spec := t.chains[chain], join(args)
-		switch to := target(spec); {
-		case found == nil:
-			return noSuchChain()
-		case position < 1 || position > len(found.rules)+1:
-			return &refusal{1, "iptables: Index of insertion too big."}
-		case to != "" && t.chains[to] == nil && !slices.Contains(extensions, to):
-			return &refusal{2, "iptables: Chain '" + to + "' does not exist"}
-		default:
-			t.insert(chain, position-1, rule{spec: spec, target: to})
-			return nil
+		if refused := t.resolve(target(spec)); refused != nil {
+			return refused
 		}
+		if found == nil {
+			return noSuchChain()
+		}
+		if position < 1 || position > len(found.rules)+1 {
+			return &refusal{1, "iptables: Index of insertion too big."}
+		}
+		t.insert(chain, position-1, rule{spec: spec, target: target(spec)})
+		return nil
 	})
 }
 

@@ -113,6 +113,14 @@ func TestJumps(t *testing.T) {
 			t.Errorf("call %d: got %v, %v, want %d changes", i, changes, err, want)
 		}
 	}
+	// B-56: a check that fails adds nothing.
+	k.SetLocked(true)
+	for range 10 {
+		if changes, err := r.EnsureJumps(t.Context(), hooks); !iptables.IsBusy(err) || len(changes) > 0 {
+			t.Errorf("under the lock: got %v, %v, want busy and no change", changes, err)
+		}
+	}
+	k.SetLocked(false)
 	if got := k.Stats().Edits; got != 1 {
 		t.Errorf("got %d edits, want 1", got)
 	}
