@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -179,10 +180,13 @@ func TestAccountingIsAbsentWithoutObjects(t *testing.T) {
 	}
 }
 
+// registerOnce registers with the process, which can be done once in its life.
+var registerOnce = sync.OnceFunc(func() { New(ProcessRegistry{}, model.IPv4) })
+
 // TestProcessRegistry asks the real registry for the names from outside this
 // package that dashboards show beside ours.
 func TestProcessRegistry(t *testing.T) {
-	New(ProcessRegistry{}, model.IPv4)
+	registerOnce()
 	w := httptest.NewRecorder()
 	ProcessRegistry{}.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
 	for _, name := range []string{
