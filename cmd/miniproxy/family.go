@@ -49,7 +49,11 @@ func newFamilyAgent(a *agent, kernel *iptables.Runner) *familyAgent {
 		healthPorts: health.NewServices(a.health.Healthy, nil),
 		flows:       conntrack.New(kernel.Family(), conntrack.Kernel{}, a.metrics),
 	}
-	f.proxier = proxier.New(f.family, f, recordingKernel{kernel, a}, f.rendering, f)
+	chunk := proxier.ChunkNFT
+	if kernel.Backend() == iptables.Legacy {
+		chunk = proxier.ChunkLegacy
+	}
+	f.proxier = proxier.New(f.family, f, recordingKernel{kernel, a}, chunk, f.rendering, f)
 	f.runner = proxier.NewRunner(f.proxier.Sync, pace(a.config))
 	return f
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net/netip"
 	"strings"
 	"testing"
@@ -11,6 +12,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 
 	"github.com/miniproxy/miniproxy/pkg/iptables"
 	"github.com/miniproxy/miniproxy/pkg/iptables/fakekernel"
@@ -56,16 +60,15 @@ func newHost(t *testing.T) *host {
 // restart starts the agent anew: it knows nothing.
 func (h *host) restart() {
 	h.tracker = tracker.New(model.IPv4, "n1")
-	chunk := chunkChains
+	chunk := ChunkNFT
 	if h.proxier != nil {
 		chunk = h.proxier.chunk
 	}
-	h.proxier = New(model.IPv4, h.tracker, h, func(node model.NodeFacts) (render.Options, error) {
+	h.proxier = New(model.IPv4, h.tracker, h, chunk, func(node model.NodeFacts) (render.Options, error) {
 		o := h.options
 		o.Node = node
 		return o, nil
 	}, h)
-	h.proxier.chunk = chunk
 }
 
 // Restore implements Kernel.
@@ -100,10 +103,15 @@ func (h *host) Synced(_ context.Context, r Result) { h.last = r }
 // than a fresh rendering of the same objects.
 func (h *host) sync() {
 	h.t.Helper()
-	if err := h.proxier.Sync(h.t.Context()); err != nil {
+	if err := h.proxier.Sync(h.context()); err != nil {
 		h.t.Fatalf("sync: %v", err)
 	}
 	h.mustEqualFresh()
+}
+
+// context carries a logger that keeps thousands of syncs from writing to the terminal.
+func (h *host) context() context.Context {
+	return klog.NewContext(h.t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard))))
 }
 
 // fresh is what the rules should be.

@@ -21,17 +21,16 @@ func newLedger() *ledger {
 	return &ledger{chains: map[ruleset.ChainID]record{}, rules: map[ruleset.Table]int{}}
 }
 
-// differs reports whether writing the chain would change the kernel.
-func (l *ledger) differs(chain ruleset.Chain) bool {
+// note remembers a chain as written, and reports whether that is news.
+func (l *ledger) note(chain ruleset.Chain) bool {
+	now := record{hash: chain.Hash(), rules: len(chain.Rules)}
 	last, known := l.chains[chain.ChainID]
-	return !known || last.hash != chain.Hash()
-}
-
-// note remembers a chain as written.
-func (l *ledger) note(chain ruleset.Chain) {
-	l.forget(chain.ChainID)
-	l.chains[chain.ChainID] = record{hash: chain.Hash(), rules: len(chain.Rules)}
-	l.rules[chain.Table] += len(chain.Rules)
+	if known && last == now {
+		return false
+	}
+	l.chains[chain.ChainID] = now
+	l.rules[chain.Table] += now.rules - last.rules
+	return true
 }
 
 // forget remembers a chain as gone.

@@ -77,7 +77,7 @@ type Proxier struct {
 	options  func(model.NodeFacts) (render.Options, error)
 	observer Observer
 
-	// chunk is how many chains go into one transaction.
+	// chunk is how many chains go into one transaction at most.
 	chunk int
 	// doubt says that the kernel may hold anything: write all of it.
 	doubt doubt
@@ -93,18 +93,19 @@ type Proxier struct {
 	unsynced tracker.Changes
 }
 
-// New returns a proxier that has not looked at anything yet. The function options
-// says how the node's facts and the configuration make up the rendering options at
-// this moment.
-func New(family model.Family, source Tracker, kernel Kernel,
+// New returns a proxier that has not looked at anything yet. It writes at most
+// chunk chains in a transaction (ChunkNFT, ChunkLegacy). The function options says
+// how the node's facts and the configuration make up the rendering options at this
+// moment.
+func New(family model.Family, source Tracker, kernel Kernel, chunk int,
 	options func(model.NodeFacts) (render.Options, error), observer Observer) *Proxier {
 	p := &Proxier{
 		family:   family,
 		tracker:  source,
 		kernel:   kernel,
+		chunk:    chunk,
 		options:  options,
 		observer: observer,
-		chunk:    chunkChains,
 		ledger:   newLedger(),
 	}
 	p.doubt.raise(Start, "")
@@ -132,7 +133,7 @@ func (p *Proxier) Sync(ctx context.Context) error {
 		p.dispatcher = render.NewDispatcher()
 	}
 
-	w := newWriter(p.kernel, p.ledger, p.chunk)
+	w := newWriter(p.kernel, p.chunk, p.ledger)
 	err := p.syncProxyRules(ctx, w, snapshot, full)
 	if err != nil {
 		p.doubt.raise(Failure, "")

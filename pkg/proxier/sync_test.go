@@ -290,7 +290,7 @@ func TestSweepOfChainInUse(t *testing.T) {
 COMMIT
 `)
 	h.fill(1)
-	if err := h.proxier.Sync(t.Context()); err != nil {
+	if err := h.proxier.Sync(h.context()); err != nil {
 		t.Fatal(err)
 	}
 	if !h.holds("-A DOCKER -j KUBE-SEP-AAAAAAAAAAAAAAAA") || !h.holds("s0:http cluster IP") {
@@ -339,7 +339,7 @@ func TestJumpsAreLookedAfter(t *testing.T) {
 		h.write("*nat\n-D " + jump + "\nCOMMIT\n")
 		h.write("*nat\n-F KUBE-SERVICES\nCOMMIT\n")
 		h.tracker.ServiceChanged(nil, newService("t", "10.96.0.99"))
-		if err := h.proxier.Sync(t.Context()); err != nil {
+		if err := h.proxier.Sync(h.context()); err != nil {
 			t.Fatal(err)
 		}
 		if h.last.Full {
@@ -352,7 +352,7 @@ func TestJumpsAreLookedAfter(t *testing.T) {
 		}
 		time.Sleep(jumpPeriod)
 		h.kernel.SetLocked(true)
-		if err := h.proxier.Sync(t.Context()); err != nil {
+		if err := h.proxier.Sync(h.context()); err != nil {
 			t.Errorf("B-43 not to have looked is taken for a failure: %v", err)
 		}
 		h.kernel.SetLocked(false)
@@ -408,7 +408,7 @@ func TestOptionsFail(t *testing.T) {
 	h.proxier.options = func(model.NodeFacts) (render.Options, error) { return render.Options{}, errNoAddresses }
 	h.tracker.ServiceChanged(newService("s1", "10.96.0.1"), nil)
 	h.takeInputs()
-	if err := h.proxier.Sync(t.Context()); !errors.Is(err, errNoAddresses) || !errors.Is(h.last.Err, errNoAddresses) {
+	if err := h.proxier.Sync(h.context()); !errors.Is(err, errNoAddresses) || !errors.Is(h.last.Err, errNoAddresses) {
 		t.Errorf("sync returned %v and reported %v", err, h.last.Err)
 	}
 	if inputs := h.takeInputs(); len(inputs) != 0 {
@@ -426,7 +426,7 @@ func TestStop(t *testing.T) {
 	h := newHost(t)
 	h.proxier.chunk = 3
 	h.fill(10)
-	ctx, stop := context.WithCancel(t.Context())
+	ctx, stop := context.WithCancel(h.context())
 	h.afterRestore = stop
 	if err := h.proxier.Sync(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("sync returned %v, want that it was stopped", err)

@@ -3,14 +3,20 @@ package proxier
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
-// chunkChains is how many chains go into one transaction. The nft backend's time
-// grows with the square of it: 10,000 Services with 10 endpoints each took 570 s in
-// one transaction and 13 s in chunks of 100 Services, or 1,200 chains.
-const chunkChains = 1200
+// How many chains go into one transaction at most. The nft backend's time grows
+// with the square of it: 10,000 Services with 10 endpoints each took 570 s in one
+// transaction and 13 s in chunks of 100 Services, or about 1,200 chains. On the
+// legacy backend the kernel swaps the whole table for each transaction, however
+// small: there, fewer are better.
+const (
+	ChunkNFT    = 1200
+	ChunkLegacy = math.MaxInt
+)
 
 // writer collects chains and hands them to the kernel in transactions that are
 // small enough. Chains must be added in an order in which each one refers only to
@@ -18,40 +24,34 @@ const chunkChains = 1200
 // that is half written wherever the chunks happen to end.
 type writer struct {
 	kernel Kernel
+	chunk  int
 	ledger *ledger
-	// chunk is how many chains go into one transaction.
-	chunk int
-
-	writes  map[ruleset.Table][]ruleset.Chain
-	deletes map[ruleset.Table][]string
-	pending int
+	// builder collects what the next transaction writes and removes. The filter table
+	// comes first: a packet that is no longer to be refused may pass unrewritten for a
+	// moment, but none is rewritten towards an endpoint that is no longer there.
+	builder *ruleset.Builder
 	buffer  []byte
 
-	// What was written in all, for the report.
-	chains int
-	rules  map[ruleset.Table]int
+	// rules counts what was written in all, for the report.
+	rules map[ruleset.Table]int
 }
 
-func newWriter(kernel Kernel, ledger *ledger, chunk int) *writer {
+func newWriter(kernel Kernel, chunk int, ledger *ledger) *writer {
 	return &writer{
 		kernel:  kernel,
-		ledger:  ledger,
 		chunk:   chunk,
-		writes:  map[ruleset.Table][]ruleset.Chain{},
-		deletes: map[ruleset.Table][]string{},
+		ledger:  ledger,
+		builder: ruleset.NewBuilder(ruleset.Filter, ruleset.NAT),
 		rules:   map[ruleset.Table]int{},
 	}
 }
 
 // write adds a chain if it differs from what the kernel holds.
 func (w *writer) write(chain ruleset.Chain) {
-	if !w.ledger.differs(chain) {
+	if !w.ledger.note(chain) {
 		return
 	}
-	w.writes[chain.Table] = append(w.writes[chain.Table], chain)
-	w.ledger.note(chain)
-	w.pending++
-	w.chains++
+	w.builder.Write(chain)
 	w.rules[chain.Table] += len(chain.Rules)
 }
 
@@ -59,9 +59,8 @@ func (w *writer) write(chain ruleset.Chain) {
 // nothing refers to then, but one that comes later in the list.
 func (w *writer) removeAll(ctx context.Context, ids []ruleset.ChainID) error {
 	for _, id := range ids {
-		w.deletes[id.Table] = append(w.deletes[id.Table], id.Name)
+		w.builder.Delete(id)
 		w.ledger.forget(id)
-		w.pending++
 		if err := w.flushIfFull(ctx); err != nil {
 			return err
 		}
@@ -72,32 +71,21 @@ func (w *writer) removeAll(ctx context.Context, ids []ruleset.ChainID) error {
 // flushIfFull hands over what was collected once it is enough for a chunk. To be
 // called only where nothing collected still waits for a chain to be added.
 func (w *writer) flushIfFull(ctx context.Context) error {
-	if w.pending < w.chunk {
+	if w.builder.Len() < w.chunk {
 		return nil
 	}
 	return w.flush(ctx)
 }
 
-// flush hands over everything that was collected. The filter table comes first: a
-// packet that is no longer to be refused may pass unrewritten for a moment, but none
-// is rewritten towards an endpoint that is no longer there.
+// flush hands over everything that was collected.
 func (w *writer) flush(ctx context.Context) error {
-	if w.pending == 0 {
-		return nil
-	}
-	var tx ruleset.Transaction
-	for _, table := range []ruleset.Table{ruleset.Filter, ruleset.NAT} {
-		tx.Tables = append(tx.Tables, ruleset.TableChange{Table: table, Write: w.writes[table], Delete: w.deletes[table]})
-	}
-	w.buffer = tx.Append(w.buffer[:0])
-	clear(w.writes)
-	clear(w.deletes)
-	w.pending = 0
 	// A transaction that has begun is not cut off half way when the agent is told to
 	// stop; the next one does not begin.
-	if err := ctx.Err(); err != nil {
+	if err := ctx.Err(); err != nil || w.builder.Len() == 0 {
 		return err
 	}
+	w.buffer = w.builder.Append(w.buffer[:0])
+	w.builder.Reset()
 	if err := w.kernel.Restore(context.WithoutCancel(ctx), w.buffer); err != nil {
 		return fmt.Errorf("write the rules: %w", err)
 	}
