@@ -194,19 +194,19 @@ func (g *generator) protocols(p Packet) []Packet {
 	return append(packets, p)
 }
 
-// inStates returns packets that conntrack knows, between some of the addresses.
+// inStates returns packets that conntrack knows, from some of the addresses to each
+// that has a name.
 func (g *generator) inStates(targets []netip.Addr) []Packet {
-	const some = 6
-	addrs := union(spread(g.sorted(g.named), some), targets[:min(len(targets), 2)])
-	addrs = union(addrs, []netip.Addr{g.loopback()}) // has rules that depend on the state
-	ports := spread(slices.Sorted(maps.Keys(g.ports)), some)
+	named := g.sorted(g.named)
+	one := targets[:min(len(targets), 1)]
+	sources := union(spread(named, 2), append([]netip.Addr{g.loopback()}, one...))
 	var packets []Packet
-	for _, s := range addrs {
-		for _, d := range addrs {
+	for _, s := range sources {
+		for _, d := range union(named, one) {
 			for _, in := range g.waysIn() {
 				for _, state := range knownStates {
 					p := Packet{In: in, Source: s, Destination: d, Protocol: "tcp", SourcePort: clientPort, State: state}
-					for _, p.DestinationPort = range ports {
+					for _, p.DestinationPort = range slices.Sorted(maps.Keys(g.ports)) {
 						packets = append(packets, p)
 					}
 				}

@@ -19,9 +19,6 @@ import (
 // ErrUnknown says that a packet reached a rule that cannot be reasoned about.
 var ErrUnknown = errors.New("what the rule does is not known")
 
-// maxSteps is how many rules one walk may look at before it is taken for a loop.
-const maxSteps = 10_000_000
-
 // Tracer holds a ruleset ready for many walks. It is safe for concurrent use.
 type Tracer struct {
 	host   Host
@@ -33,7 +30,16 @@ type chain struct {
 	ruleset.ChainID
 	policy string
 	rules  []rule
+	// checked is how far the search for loops has come, see checkLoops.
+	checked checkState
 }
+
+type checkState uint8
+
+const (
+	checkBegun checkState = iota + 1
+	checkDone
+)
 
 type rule struct {
 	ruleset.Rule
@@ -41,7 +47,7 @@ type rule struct {
 }
 
 // New prepares a ruleset for walks on a host. It fails for a jump to a chain that
-// does not exist, and for rules in a table that is not walked.
+// does not exist, for a loop, and for rules in a table that is not walked.
 func New(rs ruleset.Ruleset, host Host) (*Tracer, error) {
 	t := &Tracer{host: host, chains: make(map[ruleset.ChainID]*chain, len(rs))}
 	for id, c := range rs {
@@ -64,7 +70,33 @@ func New(rs ruleset.Ruleset, host Host) (*Tracer, error) {
 			}
 		}
 	}
+	for _, c := range t.chains {
+		if err := c.checkLoops(); err != nil {
+			return nil, err
+		}
+	}
 	return t, nil
+}
+
+// checkLoops fails if a packet in the chain could come back to where it was.
+func (c *chain) checkLoops() error {
+	if c.checked == checkDone {
+		return nil
+	}
+	c.checked = checkBegun
+	for _, r := range c.rules {
+		if r.target == nil {
+			continue
+		}
+		if r.target.checked == checkBegun {
+			return fmt.Errorf("chain %s jumps back to %s", c.ChainID, r.target.Name)
+		}
+		if err := r.target.checkLoops(); err != nil {
+			return err
+		}
+	}
+	c.checked = checkDone
+	return nil
 }
 
 // Walk walks one packet through a ruleset. For many packets make a Tracer.
@@ -108,8 +140,7 @@ type walk struct {
 	waiting  []*flow
 	branches []Branch
 	// seen finds the branch that a flow's end is merged into.
-	seen  map[branchKey]int
-	steps int
+	seen map[branchKey]int
 }
 
 type branchKey struct {
@@ -130,9 +161,6 @@ func (w *walk) run(f *flow) error {
 		if top.next == len(top.chain.rules) {
 			f.leaveChain()
 			continue
-		}
-		if w.steps++; w.steps > maxSteps {
-			return fmt.Errorf("chain %s: more than %d rules on the way; is there a loop?", top.chain.ChainID, maxSteps)
 		}
 		index := top.next
 		top.next++
