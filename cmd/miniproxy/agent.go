@@ -26,6 +26,7 @@ type agent struct {
 	config   *config.Config
 	options  *options
 	host     proxier.Host
+	report   *reporter
 	health   *health.State
 	metrics  *metrics.Metrics
 	restores *metrics.Restores
@@ -41,7 +42,7 @@ type agent struct {
 	node   *corev1.Node
 }
 
-func newAgent(c *config.Config, o *options, host proxier.Host, kernels []*iptables.Runner) *agent {
+func newAgent(c *config.Config, o *options, host proxier.Host, report *reporter, kernels []*iptables.Runner) *agent {
 	var families []model.Family
 	for _, k := range kernels {
 		families = append(families, k.Family())
@@ -50,6 +51,7 @@ func newAgent(c *config.Config, o *options, host proxier.Host, kernels []*iptabl
 		config:   c,
 		options:  o,
 		host:     host,
+		report:   report,
 		health:   health.NewState(2*c.SyncPeriod, families...),
 		metrics:  metrics.New(metrics.ProcessRegistry{}, families...),
 		restores: metrics.NewRestores(),
@@ -78,6 +80,10 @@ func (a *agent) run(ctx context.Context, source config.Source) error {
 			}
 			parts <- err
 		}()
+	}
+	a.report.aboutNode(corev1.EventTypeNormal, reasonStarting, actionStart, "")
+	if a.config.ModeDefaulted {
+		a.report.aboutNode(corev1.EventTypeWarning, reasonDefaultMode, actionStart, defaultModeDescribed)
 	}
 	start("watch the cluster", func(ctx context.Context) error { return source.Run(ctx, a) })
 	start("watch the configuration", a.watchConfig)
@@ -194,9 +200,27 @@ func (a *agent) servers() []httpserver.Server {
 		SetVerbosity: logs.GlogSetter,
 	}
 	return []httpserver.Server{
-		{Name: "health", Address: address(a.config.Healthz), Handler: a.health.Handler(a.metrics), HardFail: a.config.BindAddressHardFail},
-		{Name: "metrics", Address: address(a.config.Metrics), Handler: pages.Handler(), HardFail: a.config.BindAddressHardFail},
+		{
+			Name:     "health",
+			Address:  address(a.config.Healthz),
+			Handler:  a.health.Handler(a.metrics),
+			HardFail: a.config.BindAddressHardFail,
+			Failed:   a.reportServer(reasonHealthFailed),
+		},
+		{
+			Name:         "metrics",
+			Address:      address(a.config.Metrics),
+			Handler:      pages.Handler(),
+			HardFail:     a.config.BindAddressHardFail,
+			WriteTimeout: pages.WriteTimeout(),
+			Failed:       a.reportServer(reasonMetricsFailed),
+		},
 	}
+}
+
+// reportServer returns what reports that a server could not listen.
+func (a *agent) reportServer(reason string) func(error) {
+	return func(err error) { a.report.aboutNode(corev1.EventTypeWarning, reason, actionStart, "%v", err) }
 }
 
 // address spells where to listen; nothing for a server that is switched off.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -34,6 +35,8 @@ type familyAgent struct {
 	runner  *proxier.Runner
 	// healthPorts answers on the health-check node ports.
 	healthPorts *health.Services
+	// conflicts are those that events were written about.
+	conflicts []render.Conflict
 	// noLoopback says that node ports cannot answer on loopback addresses here.
 	noLoopback bool
 	// flows removes UDP flows to where no rule leads any more.
@@ -46,7 +49,7 @@ func newFamilyAgent(a *agent, kernel *iptables.Runner) *familyAgent {
 		family:      kernel.Family(),
 		kernel:      kernel,
 		tracker:     tracker.New(kernel.Family(), a.config.NodeName),
-		healthPorts: health.NewServices(a.health.Healthy, nil),
+		healthPorts: health.NewServices(a.health.Healthy, a.reportHealthPort),
 		flows:       conntrack.New(kernel.Family(), conntrack.Kernel{}, a.metrics),
 	}
 	chunk := proxier.ChunkNFT
@@ -174,9 +177,33 @@ func (f *familyAgent) Synced(ctx context.Context, r proxier.Result) {
 	f.health.Applied(f.family)
 	f.healthPorts.Sync(ctx, healthCheckAddresses(r.Options), health.ServiceChecks(r.Snapshot))
 	f.cleanFlows(ctx, r)
+	f.reportServices(r)
 	if r.Options.NodePorts.Loopback {
 		f.openLoopback(ctx)
 	}
+}
+
+// reportHealthPort reports a health-check node port that cannot be listened on.
+func (a *agent) reportHealthPort(name model.ServiceName, check health.Check, err error) {
+	a.report.aboutService(name, check.UID, reasonPortFailed, actionListen,
+		"node %s cannot listen on healthCheckNodePort %d: %v", a.config.NodeName, check.Port, err)
+}
+
+// reportServices writes events about Services that do not get what they ask for.
+func (f *familyAgent) reportServices(r proxier.Result) {
+	for _, name := range r.Changes.ServicePorts {
+		if port, exists := r.Snapshot.Services[name]; exists && port.RangesOfOtherFamily && len(port.LoadBalancerVIPs) > 0 {
+			f.report.aboutService(name.ServiceName, port.UID, reasonRangesNotUsed, actionSync,
+				"none of loadBalancerSourceRanges is an %s range: the load balancer IP of this family is open to everybody", f.family)
+		}
+	}
+	for _, c := range r.Conflicts {
+		if !slices.Contains(f.conflicts, c) {
+			f.report.aboutService(c.Loser.ServiceName, r.Snapshot.Services[c.Loser].UID, reasonFrontendTaken, actionSync,
+				"%s does not lead here: the older Service %s has it", c.Frontend, c.Winner)
+		}
+	}
+	f.conflicts = r.Conflicts
 }
 
 // openLoopback lets node ports answer on 127.0.0.1, once the rule that guards it is

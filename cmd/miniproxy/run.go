@@ -44,7 +44,7 @@ func runAgent(ctx context.Context, args []string, io streams) error {
 		logger.Info("Configuration: " + warning)
 	}
 
-	source, err := newSource(ctx, c)
+	source, report, err := newSource(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func runAgent(ctx context.Context, args []string, io streams) error {
 		return err
 	}
 	host := prepareHost(ctx, c, kernels)
-	return newAgent(c, o, host, kernels).run(ctx, source)
+	return newAgent(c, o, host, report, kernels).run(ctx, source)
 }
 
 func writeConfig(c *config.Config) error {
@@ -67,20 +67,24 @@ func writeConfig(c *config.Config) error {
 	return nil
 }
 
-// newSource returns where the objects come from.
-func newSource(ctx context.Context, c *config.Config) (config.Source, error) {
+// newSource returns where the objects come from, and where events go to.
+func newSource(ctx context.Context, c *config.Config) (config.Source, *reporter, error) {
 	if c.Manifests != "" {
-		return config.NewManifests(c.Manifests, c.NodeName), nil
+		return config.NewManifests(c.Manifests, c.NodeName), &reporter{}, nil
 	}
 	rest, err := config.Connect(ctx, c.API)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	client, err := kubernetes.NewForConfig(rest)
 	if err != nil {
-		return nil, fmt.Errorf("make a client for the API server: %w", err)
+		return nil, nil, fmt.Errorf("make a client for the API server: %w", err)
 	}
-	return config.NewCluster(client, c.NodeName, c.API.Resync), nil
+	report, err := newReporter(ctx, client, c.NodeName)
+	if err != nil {
+		return nil, nil, fmt.Errorf("prepare to write events: %w", err)
+	}
+	return config.NewCluster(client, c.NodeName, c.API.Resync), report, nil
 }
 
 // kernels returns the door to the kernel's tables for each family that the kernel

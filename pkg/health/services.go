@@ -29,6 +29,8 @@ type Check struct {
 	Port uint16
 	// Endpoints is the number of addresses of ready endpoints on this node.
 	Endpoints int
+	// UID is the Service object's, for who reports about it.
+	UID string
 }
 
 // ServiceChecks returns the health-check node ports that the snapshot asks for.
@@ -38,12 +40,12 @@ type Check struct {
 // the balancer stops sending new connections here while it can (KEP-1669).
 func ServiceChecks(snap model.Snapshot) map[model.ServiceName]Check {
 	ready := map[model.ServiceName]map[netip.Addr]struct{}{}
-	ports := map[model.ServiceName]uint16{}
+	checks := map[model.ServiceName]Check{}
 	for name, port := range snap.Services {
 		if port.HealthCheckNodePort == 0 {
 			continue
 		}
-		ports[name.ServiceName] = port.HealthCheckNodePort
+		checks[name.ServiceName] = Check{Port: port.HealthCheckNodePort, UID: port.UID}
 		for _, ep := range snap.Endpoints[name] {
 			if !ep.Local || !ep.Ready {
 				continue
@@ -54,16 +56,16 @@ func ServiceChecks(snap model.Snapshot) map[model.ServiceName]Check {
 			ready[name.ServiceName][ep.Addr.Addr()] = struct{}{}
 		}
 	}
-	checks := make(map[model.ServiceName]Check, len(ports))
-	for name, port := range ports {
-		checks[name] = Check{Port: port, Endpoints: len(ready[name])}
+	for name, check := range checks {
+		check.Endpoints = len(ready[name])
+		checks[name] = check
 	}
 	return checks
 }
 
 // BindFailure is called with a health-check node port that cannot be listened on:
 // once, until it succeeds or is no longer asked for.
-type BindFailure func(svc model.ServiceName, port uint16, err error)
+type BindFailure func(svc model.ServiceName, check Check, err error)
 
 // Services serves the health-check node ports of one family: per Service a port on
 // which a load balancer asks whether this node has endpoints for it.
@@ -176,7 +178,7 @@ func (s *Services) listen(ctx context.Context, sock socket) {
 			s.failing[sock] = true
 			logger.Error(err, "Cannot open health-check node port, will keep trying", "service", sock.service, "retryEvery", bindRetry)
 			if s.failed != nil {
-				s.failed(sock.service, sock.address.Port(), err)
+				s.failed(sock.service, s.checks[sock.service], err)
 			}
 		}
 		return

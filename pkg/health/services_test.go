@@ -124,8 +124,8 @@ func TestServiceGoneDuringRequest(t *testing.T) {
 
 func TestPortsChange(t *testing.T) {
 	ports := freePorts(t, 3)
-	s := newServices(t, healthy, func(svc model.ServiceName, port uint16, err error) {
-		t.Errorf("%s could not bind %d: %v", svc, port, err)
+	s := newServices(t, healthy, func(svc model.ServiceName, check Check, err error) {
+		t.Errorf("%s could not bind %d: %v", svc, check.Port, err)
 	})
 	steps := []map[model.ServiceName]Check{
 		{svcA: {Port: ports[0], Endpoints: 1}, svcB: {Port: ports[1], Endpoints: 1}},
@@ -175,11 +175,11 @@ func TestBindFailure(t *testing.T) {
 	}
 	defer holder.Close()
 	var reports []string
-	s := newServices(t, healthy, func(svc model.ServiceName, port uint16, err error) {
+	s := newServices(t, healthy, func(svc model.ServiceName, check Check, err error) {
 		if !errors.Is(err, syscall.EADDRINUSE) {
 			t.Errorf("got %v, want address in use", err)
 		}
-		reports = append(reports, svc.String()+" "+strconv.Itoa(int(port)))
+		reports = append(reports, svc.String()+" "+strconv.Itoa(int(check.Port)))
 	})
 	checks := map[model.ServiceName]Check{svcA: {Port: ports[0], Endpoints: 1}, svcB: {Port: ports[1], Endpoints: 1}}
 	s.Sync(t.Context(), localhost, checks)

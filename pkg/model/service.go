@@ -72,7 +72,9 @@ func (n ServicePortName) Compare(o ServicePortName) int {
 // ServicePort is what one family needs to know of one port of a Service. Every
 // address in it belongs to that family.
 type ServicePort struct {
-	Name      ServicePortName
+	Name ServicePortName
+	// UID is the Service object's, for events about it.
+	UID       string
 	ClusterIP netip.Addr
 	// Port is the port on ClusterIP, ExternalIPs and LoadBalancerVIPs.
 	Port uint16
@@ -85,6 +87,10 @@ type ServicePort struct {
 	LoadBalancerVIPs []netip.Addr
 	// SourceRanges is spec.loadBalancerSourceRanges, masked; empty lets everybody in.
 	SourceRanges []netip.Prefix
+	// RangesOfOtherFamily says that there are source ranges, and that none of them is
+	// of this family. Then they restrict nobody in it, as in kube-proxy, which cloud
+	// providers rely on.
+	RangesOfOtherFamily bool
 	// HealthCheckNodePort is where the load balancer asks whether this node has
 	// endpoints, 0 for none.
 	HealthCheckNodePort uint16
@@ -98,9 +104,9 @@ type ServicePort struct {
 	Created time.Time
 }
 
-// Equal reports whether two Service ports ask for the same rules.
+// Equal reports whether two Service ports are the same in every respect.
 func (p ServicePort) Equal(o ServicePort) bool {
-	return p.Name == o.Name && p.ClusterIP == o.ClusterIP && p.Port == o.Port && p.NodePort == o.NodePort &&
+	return p.Name == o.Name && p.UID == o.UID && p.RangesOfOtherFamily == o.RangesOfOtherFamily && p.ClusterIP == o.ClusterIP && p.Port == o.Port && p.NodePort == o.NodePort &&
 		p.HealthCheckNodePort == o.HealthCheckNodePort && p.InternalLocal == o.InternalLocal &&
 		p.ExternalLocal == o.ExternalLocal && p.AffinityTimeout == o.AffinityTimeout && p.Created.Equal(o.Created) &&
 		slices.Equal(p.ExternalIPs, o.ExternalIPs) && slices.Equal(p.LoadBalancerVIPs, o.LoadBalancerVIPs) &&

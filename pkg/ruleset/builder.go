@@ -36,11 +36,8 @@ func (b *Builder) Write(c Chain) {
 // Delete adds a chain that is to be emptied, and removed after all writes.
 func (b *Builder) Delete(id ChainID) {
 	if t := b.table(id.Table); t != nil {
-		// Declaring a chain empties it. Without that, two chains that refer to each
-		// other could not be removed in one transaction.
 		t.declarations = appendDeclaration(t.declarations, id.Name, "")
-		t.removals = append(t.removals, "-X "...)
-		t.removals = append(appendWord(t.removals, id.Name), '\n')
+		t.removals = appendRemoval(t.removals, id.Name)
 		b.size++
 	}
 }

@@ -19,6 +19,7 @@ func servicePorts(svc *corev1.Service, family model.Family) []model.ServicePort 
 		return nil
 	}
 	shared := model.ServicePort{
+		UID:              string(svc.UID),
 		ClusterIP:        clusterIP,
 		ExternalIPs:      addresses(svc.Spec.ExternalIPs, family),
 		LoadBalancerVIPs: loadBalancerVIPs(svc, family),
@@ -31,6 +32,7 @@ func servicePorts(svc *corev1.Service, family model.Family) []model.ServicePort 
 	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer && shared.ExternalLocal {
 		shared.HealthCheckNodePort = portNumber(svc.Spec.HealthCheckNodePort)
 	}
+	shared.RangesOfOtherFamily = len(shared.SourceRanges) == 0 && len(svc.Spec.LoadBalancerSourceRanges) > 0
 	ports := make([]model.ServicePort, 0, len(svc.Spec.Ports))
 	for _, p := range svc.Spec.Ports {
 		number := portNumber(p.Port)
