@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os/exec"
 	"slices"
 	"strings"
@@ -226,6 +227,9 @@ func (h host) chains(ctx context.Context, b Backend, fam model.Family) ([]rulese
 // saveLegacy returns all legacy tables of a family that exist, as text.
 func (host) saveLegacy(ctx context.Context, fam model.Family) (string, error) {
 	tables, err := legacyTables(fam)
+	if errors.Is(err, fs.ErrPermission) {
+		return "", nil // what nobody may list speaks neither for the backend nor against it
+	}
 	if err != nil || len(tables) == 0 {
 		return "", err
 	}

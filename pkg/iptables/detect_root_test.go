@@ -59,6 +59,7 @@ func TestDetectOnKernel(t *testing.T) {
 	if !inNamespace(t) {
 		return
 	}
+	needLegacyTables(t)
 	wantDetected(t, NFT, "nothing speaks")
 	restore(t, realRunner(t, model.IPv6, Legacy), someRule)
 	wantDetected(t, Legacy, "(legacy 2, nft 0)")
@@ -76,6 +77,7 @@ func TestCountChainsOnKernel(t *testing.T) {
 	if !inNamespace(t) {
 		return
 	}
+	needLegacyTables(t)
 	count := func(b Backend, want int) {
 		t.Helper()
 		if got, err := CountChains(t.Context(), b, ownsKube); err != nil || got != want {
@@ -99,6 +101,7 @@ func TestDetectIgnoresOtherTables(t *testing.T) {
 	if !inNamespace(t) {
 		return
 	}
+	needLegacyTables(t)
 	restore(t, realRunner(t, model.IPv4, Legacy), someRule)
 	nft := "add table ip mine; add chain ip mine c; " + strings.Repeat("add rule ip mine c accept; ", 5)
 	if _, err := run(t.Context(), nil, "nft", nft); err != nil {

@@ -121,7 +121,7 @@ var blames = []*regexp.Regexp{
 	// iptables-restore: COMMIT expected at line 3
 	regexp.MustCompile(`(?m)\bCOMMIT expected at line (\d+)$`),
 	// iptables-restore v1.8.9 (legacy): Can't set policy `ACCEPT' on `KUBE-A' line 2: Bad built-in chain name
-	regexp.MustCompile("(?m)' line (\\d+): [A-Z]"),
+	regexp.MustCompile(`(?m)' line (\d+): [A-Z]`),
 }
 
 // failedLine returns the number of the input line that stderr blames, 0 if none.

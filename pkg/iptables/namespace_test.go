@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"github.com/miniproxy/miniproxy/pkg/model"
 )
 
 const (
@@ -23,6 +25,15 @@ func skip(t *testing.T, want string, err error) {
 		t.Fatalf("needs %s, and %s is set: %v", want, requireEnv, err)
 	}
 	t.Skipf("needs %s: %v", want, err)
+}
+
+// needLegacyTables ends a test that must know which legacy tables there are, where
+// the kernel does not tell.
+func needLegacyTables(t *testing.T) {
+	t.Helper()
+	if _, err := legacyTables(model.IPv4); err != nil {
+		skip(t, "root outside of user namespaces", err)
+	}
 }
 
 // inNamespace runs the calling test function once more, in a process with a new
