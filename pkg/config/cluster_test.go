@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -177,6 +178,57 @@ func TestHandlerPanicEndsProcess(t *testing.T) {
 type panicking struct{ *recorder }
 
 func (panicking) ServiceChanged(_, _ *v1.Service) { panic("this handler is broken") }
+
+func TestAwaitAllSaysOnceWhatIsMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, lines := logged(t)
+		here, late := make(chan struct{}), make(chan struct{})
+		close(here)
+		time.AfterFunc(time.Hour, func() { close(late) })
+		if err := awaitAll(ctx, []initialList{{"services", late}, {"nodes", here}}); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for len(lines) > 0 {
+			got = append(got, <-lines)
+		}
+		if len(got) != 1 || !strings.Contains(got[0], `"missing"=["services"]`) {
+			t.Errorf("got lines %q, want one that names services only", got)
+		}
+	})
+}
+
+func TestAwaitAllEndsWithContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := awaitAll(ctx, []initialList{{"services", make(chan struct{})}}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want %v", err, context.Canceled)
+	}
+}
+
+// TestWatchErrorsAreNotRepeated holds that an outage is logged once, and again after
+// something was learnt in between.
+func TestWatchErrorsAreNotRepeated(t *testing.T) {
+	ctx, lines := logged(t)
+	refused, cut := errors.New("connection refused"), io.ErrUnexpectedEOF
+	reflector := cache.NewReflector(&cache.ListWatch{}, &v1.Service{}, cache.NewStore(cache.MetaNamespaceKeyFunc), 0)
+	w := &watchErrors{resource: "services"}
+	steps := []struct {
+		err  error
+		loud bool
+	}{{cut, false}, {refused, true}, {refused, false}, {errors.New("forbidden"), true}, {refused, true}, {refused, false}}
+	for i, step := range steps {
+		w.handle(ctx, reflector, step.err)
+		if line := receive(t, lines); strings.Contains(line, "the rules stay as they are") != step.loud {
+			t.Errorf("step %d (%v): got %s, want an error line: %v", i, step.err, line, step.loud)
+		}
+	}
+	w.lastVersion = "before"
+	w.handle(ctx, reflector, refused)
+	if line := receive(t, lines); !strings.Contains(line, "the rules stay as they are") {
+		t.Errorf("after a time that worked: got %s, want an error line", line)
+	}
+}
 
 func TestObjectOf(t *testing.T) {
 	svc := service("s")

@@ -25,8 +25,13 @@ func newRecorder(t *testing.T) *recorder {
 	return &recorder{t: t, services: make(map[string]*v1.Service), told: make(chan struct{}, 1)}
 }
 
+// ServiceChanged also holds that an old object is always the one that was new before:
+// receivers may keep it and compare.
 func (r *recorder) ServiceChanged(old, new *v1.Service) {
 	r.mu.Lock()
+	if old != nil && old != r.services[keyOf(old)] {
+		r.t.Errorf("the old state of Service %s is not the one delivered before", keyOf(old))
+	}
 	if new == nil {
 		delete(r.services, keyOf(old))
 	} else {

@@ -25,13 +25,29 @@ type target struct {
 	servers []*url.URL
 	logger  klog.Logger
 	current atomic.Int64
+	// wasLost says that no server has answered since the loss was logged.
+	wasLost atomic.Bool
 }
 
-// fail turns to the next server, unless somebody did so already.
+// fail turns to the next server, unless somebody did so already. It logs the first
+// loss only: going around dead servers would fill the log.
 func (t *target) fail(failed int64, err error) {
 	next := (failed + 1) % int64(len(t.servers))
-	if next != failed && t.current.CompareAndSwap(failed, next) {
-		t.logger.Error(err, "API server does not answer; trying the next one", "server", t.servers[failed].String(), "next", t.servers[next].String())
+	if next == failed || !t.current.CompareAndSwap(failed, next) {
+		return
+	}
+	logger := t.logger.WithValues("server", t.servers[failed].String(), "next", t.servers[next].String())
+	if t.wasLost.Swap(true) {
+		logger.V(2).Info("API server does not answer either; trying the next one", "err", err)
+		return
+	}
+	logger.Error(err, "API server does not answer; trying the next one")
+}
+
+// succeed notes that server i answered.
+func (t *target) succeed(i int64) {
+	if t.wasLost.Swap(false) {
+		t.logger.Info("Using API server", "server", t.servers[i].String(), "choices", len(t.servers))
 	}
 }
 
@@ -58,7 +74,10 @@ func (r redirector) RoundTrip(request *http.Request) (*http.Response, error) {
 		next = withoutCredentials{next}
 	}
 	response, err := next.RoundTrip(sent)
-	if err != nil && request.Context().Err() == nil {
+	switch {
+	case err == nil:
+		r.succeed(i)
+	case request.Context().Err() == nil:
 		r.fail(i, err)
 	}
 	return response, err

@@ -17,7 +17,10 @@ import (
 // our own.
 type Flags struct {
 	fs *pflag.FlagSet
-	// raw is filled in by those flags that have a field in the configuration.
+	// fields are those flags that have a field in the configuration, but for the
+	// logging flags: a configuration file takes their place.
+	fields *pflag.FlagSet
+	// raw is filled in by fields and by the logging flags.
 	raw *v1alpha1.KubeProxyConfiguration
 
 	config           string
@@ -34,17 +37,26 @@ type Flags struct {
 }
 
 // NewFlags registers the flags on fs, and makes fs take "_" for "-" in their names.
-// Flags.Config gives their meaning after fs has parsed a command line.
+// Flags.Config gives their meaning after fs has parsed a command line. Others may
+// register flags of their own on fs.
 func NewFlags(fs *pflag.FlagSet) *Flags {
-	f := &Flags{fs: fs, raw: Defaults(), healthzPort: healthzPort, metricsPort: metricsPort}
+	f := &Flags{
+		fs:          fs,
+		fields:      pflag.NewFlagSet("fields", pflag.ContinueOnError),
+		raw:         Defaults(),
+		healthzPort: healthzPort,
+		metricsPort: metricsPort,
+	}
 	fs.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
 	f.addProcess()
+	f.addClient()
 	f.addServers()
 	f.addRules()
 	f.addConntrack()
 	f.addOtherModes()
+	fs.AddFlagSet(f.fields)
 	logsapi.AddFlags(&f.raw.Logging, fs)
 	return f
 }
@@ -53,33 +65,38 @@ func NewFlags(fs *pflag.FlagSet) *Flags {
 // "raw" for everything, or "v1.2.3" to run under that version.
 func (f *Flags) Version() string { return string(f.version) }
 
-// addProcess adds what the process is to do, and where it gets its objects from.
+// addProcess adds what the process is to do and where its objects come from. These
+// hold beside a configuration file.
 func (f *Flags) addProcess() {
-	fs, raw := f.fs, f.raw
+	fs := f.fs
 	fs.StringVar(&f.config, "config", "", "Path of a KubeProxyConfiguration file (kubeproxy.config.k8s.io/v1alpha1). It replaces all flags that have a field in it, but for --hostname-override and the logging flags.")
 	fs.StringVar(&f.writeConfigTo, "write-config-to", "", "Write the configuration, defaults filled in, to this file and exit.")
 	fs.BoolVar(&f.cleanup, "cleanup", false, "Remove all rules and chains of ours, then exit.")
 	fs.BoolVar(&f.initOnly, "init-only", false, "Do only what needs full root (sysctls), then exit. Afterwards NET_ADMIN is enough to run.")
 	fs.Var(&f.version, "version", "Print the version and exit (--version, --version=raw), or report another one (--version=v1.2.3).")
 	fs.Lookup("version").NoOptDefVal = "true"
-
-	fs.StringVar(&raw.ClientConnection.Kubeconfig, "kubeconfig", "", "Path of a kubeconfig file. Without one the pod's service account is used.")
+	fs.StringVar(&f.hostnameOverride, "hostname-override", "", "Name of the Node this runs on. Default: the variable NODE_NAME, then the host's name.")
 	fs.StringVar(&f.master, "master", "", "Address of the API server; overrides the kubeconfig's.")
 	fs.StringSliceVar(&f.apiServers, "api-servers", nil, "Addresses of API servers of one cluster, in order of preference; overrides the kubeconfig's. The next one is used when one cannot be reached.")
 	fs.StringVar(&f.manifests, "manifests", "", "Directory (or file) of Service, EndpointSlice and Node manifests to use instead of an API server.")
+}
+
+// addClient adds how the API server is spoken to, and the rest of the process's
+// settings.
+func (f *Flags) addClient() {
+	fs, raw := f.fields, f.raw
+	fs.StringVar(&raw.ClientConnection.Kubeconfig, "kubeconfig", "", "Path of a kubeconfig file. Without one the pod's service account is used.")
 	fs.StringVar(&raw.ClientConnection.ContentType, "kube-api-content-type", raw.ClientConnection.ContentType, "Media type of requests to the API server.")
 	fs.Float32Var(&raw.ClientConnection.QPS, "kube-api-qps", raw.ClientConnection.QPS, "Requests per second to the API server; negative for no limit.")
 	fs.Int32Var(&raw.ClientConnection.Burst, "kube-api-burst", raw.ClientConnection.Burst, "Requests to the API server that may be sent at once.")
 	fs.DurationVar(&raw.ConfigSyncPeriod.Duration, "config-sync-period", raw.ConfigSyncPeriod.Duration, "How often all objects known are looked at again.")
-
-	fs.StringVar(&f.hostnameOverride, "hostname-override", "", "Name of the Node this runs on, also with --config. Default: the variable NODE_NAME, then the host's name.")
 	fs.Int32Var(raw.OOMScoreAdj, "oom-score-adj", *raw.OOMScoreAdj, "The process's oom_score_adj, -1000 to 1000.")
 	fs.Var(cliflag.NewMapStringBool(&raw.FeatureGates), "feature-gates", "Feature gates to set, as name=true or name=false with commas between them.")
 }
 
 // addServers adds the flags of the health and metrics servers.
 func (f *Flags) addServers() {
-	fs, raw := f.fs, f.raw
+	fs, raw := f.fields, f.raw
 	fs.StringVar(&raw.BindAddress, "bind-address", raw.BindAddress, "Overrides the node's primary address. Nothing is bound to it.")
 	fs.StringVar(&raw.HealthzBindAddress, "healthz-bind-address", raw.HealthzBindAddress, "IP address and port of the health server; empty for none.")
 	fs.StringVar(&raw.MetricsBindAddress, "metrics-bind-address", raw.MetricsBindAddress, "IP address and port of the metrics server (0.0.0.0:10249 or [::]:10249 for all interfaces).")
@@ -92,7 +109,7 @@ func (f *Flags) addServers() {
 
 // addRules adds what shapes the rules and when they are written.
 func (f *Flags) addRules() {
-	fs, raw := f.fs, f.raw
+	fs, raw := f.fields, f.raw
 	fs.StringVar((*string)(&raw.Mode), "proxy-mode", "", "Only iptables, which is the default.")
 	fs.Int32Var(raw.IPTables.MasqueradeBit, "iptables-masquerade-bit", *raw.IPTables.MasqueradeBit, "Bit of the packet mark, 0 to 31, that asks for masquerading.")
 	fs.BoolVar(&raw.IPTables.MasqueradeAll, "masquerade-all", false, "Masquerade everything that is sent to a cluster IP.")
@@ -108,7 +125,7 @@ func (f *Flags) addRules() {
 
 // addConntrack adds the settings of the kernel's connection tracking.
 func (f *Flags) addConntrack() {
-	fs, ct := f.fs, &f.raw.Conntrack
+	fs, ct := f.fields, &f.raw.Conntrack
 	fs.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "Entries of the connection tracking table per CPU; 0 leaves the limit alone.")
 	fs.Int32Var(ct.Min, "conntrack-min", *ct.Min, "Least number of entries, whatever --conntrack-max-per-core gives.")
 	fs.DurationVar(&ct.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", ct.TCPEstablishedTimeout.Duration, "Timeout of idle established TCP connections; 0 leaves it alone.")
@@ -121,7 +138,7 @@ func (f *Flags) addConntrack() {
 // addOtherModes adds the flags of IPVS mode. They are taken so that an old command
 // line still starts, and have no effect.
 func (f *Flags) addOtherModes() {
-	fs, ipvs := f.fs, &f.raw.IPVS
+	fs, ipvs := f.fields, &f.raw.IPVS
 	const usage = "Without effect: for IPVS mode."
 	// Their defaults are kube-proxy's, kept out of the configuration that is written.
 	syncPeriod, minSyncPeriod := f.raw.IPTables.SyncPeriod.Duration, f.raw.IPTables.MinSyncPeriod.Duration

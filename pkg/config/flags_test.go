@@ -142,6 +142,22 @@ func TestFlagsAreKnownByEitherDash(t *testing.T) {
 	}
 }
 
+// TestFlagsOfOthers holds that a flag somebody else registered is not said to be
+// replaced by the file.
+func TestFlagsOfOthers(t *testing.T) {
+	fs := pflag.NewFlagSet("miniproxy", pflag.ContinueOnError)
+	flags := NewFlags(fs)
+	fs.Bool("own", false, "a flag of the command")
+	file := write(t, "config.yaml", header+"nodePortAddresses: [primary]\nclusterCIDR: 10.0.0.0/8\n")
+	if err := fs.Parse([]string{"--own", "--config=" + file}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := flags.configFrom(host)
+	if err != nil || len(c.Warnings) > 0 {
+		t.Errorf("got %v, warnings %q; want none", err, c.Warnings)
+	}
+}
+
 func TestVersionFlag(t *testing.T) {
 	tests := []struct {
 		name, arg, want string

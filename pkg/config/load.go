@@ -77,7 +77,7 @@ func (f *Flags) fill(c *Config) error {
 	c.ModeDefaulted = file.modeDefaulted
 	c.Warnings = file.warnings
 	copySetLogging(f, &c.Raw.Logging)
-	c.warnOf(f.set(isReplacedByFile), "are ignored because of --config: set the fields in "+f.config)
+	c.warnOf(f.set(func(name string) bool { return f.fields.Lookup(name) != nil }), "are ignored because of --config: set the fields in "+f.config)
 	return nil
 }
 
@@ -104,16 +104,6 @@ func (f *Flags) deprecatedPorts() {
 
 func isDeprecated(name string) bool { return name == "healthz-port" || name == "metrics-port" }
 func isForIPVS(name string) bool    { return strings.HasPrefix(name, "ipvs-") }
-
-// isReplacedByFile reports whether a configuration file takes the flag's place.
-func isReplacedByFile(name string) bool {
-	switch name {
-	case "config", "write-config-to", "cleanup", "init-only", "version", "help", "hostname-override",
-		"master", "api-servers", "manifests":
-		return false
-	}
-	return loggingFlag(name) == nil
-}
 
 // copySetLogging copies those logging settings that were given as flags. The
 // patterns of --vmodule come before those of the file, so that they win.

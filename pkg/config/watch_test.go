@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -157,6 +158,32 @@ func TestWatchFile(t *testing.T) {
 				}
 				tt.change(want)
 				tt.change(map[string]string{"one": "two", "two": "three", "three": "four"}[want])
+			}
+		})
+	}
+}
+
+func TestDirectoriesOf(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "file")
+	overwrite(t, file, "")
+	tests := []struct {
+		name, path string
+		want       []string
+	}{
+		{"directory", dir, []string{dir}},
+		{"linked directory", link, []string{link, filepath.Dir(link)}},
+		{"file", file, []string{dir}},
+		{"file to come", file + "2", []string{dir}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := directoriesOf(tt.path); !slices.Equal(got, tt.want) {
+				t.Errorf("got %q, want %q", got, tt.want)
 			}
 		})
 	}
