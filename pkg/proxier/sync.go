@@ -117,9 +117,6 @@ func (p *Proxier) writeDispatch(ctx context.Context, w *writer) (gone []ruleset.
 			return nil, err
 		}
 	}
-	if len(chains) == 0 {
-		return gone, nil
-	}
 	conflicts := p.dispatcher.Conflicts()
 	if slices.Equal(conflicts, p.conflicts) {
 		return gone, nil

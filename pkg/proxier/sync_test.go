@@ -163,6 +163,15 @@ func TestConflictIsSettledStepByStep(t *testing.T) {
 	if len(h.last.Conflicts) != 1 || h.last.Conflicts[0].Loser != service("s") {
 		t.Errorf("conflicts %v, want that s loses", h.last.Conflicts)
 	}
+	// One more that loses changes no rule, and is reported all the same.
+	h.tracker.ServiceChanged(nil, claim("u", "10.96.0.82", 3))
+	h.tracker.ServiceChanged(nil, newService("s", "10.96.0.80"))
+	h.sync()
+	if len(h.last.Conflicts) != 1 || h.last.Conflicts[0].Loser != service("u") {
+		t.Errorf("conflicts %v, want that u loses", h.last.Conflicts)
+	}
+	h.tracker.ServiceChanged(claim("u", "10.96.0.82", 3), nil)
+	h.tracker.ServiceChanged(nil, s)
 	h.tracker.ServiceChanged(tt, nil)
 	h.sync()
 	if !has("s") || len(h.last.Conflicts) != 0 {

@@ -35,6 +35,7 @@ func (e Entry) claim() claim {
 // although a younger one would have some.
 type Dispatcher struct {
 	claims  map[claim][]*Unit // by age; the first one has it
+	shared  map[claim]bool    // those with more than one unit
 	indexes [indexCount]index
 	tail    []ruleset.Rule // the end of KUBE-SERVICES
 }
@@ -42,7 +43,7 @@ type Dispatcher struct {
 // NewDispatcher returns a dispatcher without any unit. SetOptions must be called
 // before Chains.
 func NewDispatcher() *Dispatcher {
-	d := &Dispatcher{claims: map[claim][]*Unit{}}
+	d := &Dispatcher{claims: map[claim][]*Unit{}, shared: map[claim]bool{}}
 	for i := range d.indexes {
 		d.indexes[i].Index = Index(i)
 	}
@@ -88,6 +89,11 @@ func (d *Dispatcher) contest(c claim, old, current *Unit) {
 	} else {
 		d.claims[c] = holders
 	}
+	if len(holders) > 1 {
+		d.shared[c] = true
+	} else {
+		delete(d.shared, c)
+	}
 	d.enter(c, before, first(holders))
 }
 
@@ -123,7 +129,8 @@ func (d *Dispatcher) Chains() (write []ruleset.Chain, gone []ruleset.ChainID) {
 // Conflicts lists the frontends that more than one Service claims, sorted.
 func (d *Dispatcher) Conflicts() []Conflict {
 	var conflicts []Conflict
-	for c, holders := range d.claims {
+	for c := range d.shared {
+		holders := d.claims[c]
 		for _, loser := range holders[1:] {
 			// The ports of one Service share its health check port.
 			if winner := holders[0]; winner.Name.ServiceName != loser.Name.ServiceName {
