@@ -2,7 +2,6 @@ package trace
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 )
 
@@ -95,22 +94,28 @@ func (h Host) Out(addr netip.Addr) string {
 	return out
 }
 
-// masqueradeAddr returns the address that MASQUERADE gives to a packet of the
-// family that leaves by an interface. One without an address of its own, as lo,
-// lends the host's first.
-func (h Host) masqueradeAddr(out string, family netip.Addr) netip.Addr {
-	i := slices.IndexFunc(h.Interfaces, func(i Interface) bool { return i.Name == out })
-	if i >= 0 {
-		for _, p := range h.Interfaces[i].Addrs {
-			if sameFamily(p.Addr(), family) {
+// masqueradeAddr returns the address that MASQUERADE gives to a packet that leaves by
+// an interface. One without an address of its own, as lo, lends the host's first;
+// but IPv6 prefers, where it can, the very address that the packet goes to (RFC
+// 6724, section 5, rule 1).
+func (h Host) masqueradeAddr(out string, destination netip.Addr) netip.Addr {
+	if destination.Is6() && h.Owns(destination) {
+		return destination
+	}
+	for _, i := range h.Interfaces {
+		if i.Name != out {
+			continue
+		}
+		for _, p := range i.Addrs {
+			if sameFamily(p.Addr(), destination) {
 				return p.Addr()
 			}
 		}
 	}
-	if addrs := h.Addrs(family); len(addrs) > 0 {
+	if addrs := h.Addrs(destination); len(addrs) > 0 {
 		return addrs[0]
 	}
-	return family
+	return destination
 }
 
 func sameFamily(a, b netip.Addr) bool { return a.BitLen() == b.BitLen() }

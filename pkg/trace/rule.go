@@ -138,7 +138,7 @@ func (f *flow) translate(to netip.AddrPort) {
 // hide gives the packet an address of the host as its source.
 func (f *flow) hide(host Host) {
 	f.masquerade = true
-	if source := host.masqueradeAddr(f.out, f.Source); source != f.Source {
+	if source := host.masqueradeAddr(f.out, f.Destination); source != f.Source {
 		f.Source = source
 		f.State |= ruleset.SNATed
 	}

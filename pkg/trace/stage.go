@@ -77,7 +77,7 @@ func (f *flow) nextLeg(host Host) bool {
 		// The destination may be another one since OUTPUT began.
 		f.begin(routed, "", host.Out(f.Destination))
 	case f.leg == forwarding:
-		f.begin(routed, "", f.out)
+		f.begin(routed, f.in, f.out)
 	case f.leg == routed && f.In == "" && own:
 		f.begin(returning, Loopback, "")
 	default:
