@@ -3,7 +3,6 @@ package config
 import (
 	"context"
 	"crypto/sha256"
-	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -68,21 +67,17 @@ func (f *Flags) WatchConfig(ctx context.Context, current *Config, changed func(*
 }
 
 // watch calls look at once, and again whenever something in the directories may
-// have changed. It blocks until ctx is done.
+// have changed. It blocks until ctx is done, and returns nil then.
 func watch(ctx context.Context, directories func() []string, look func()) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watching files: %w", err)
-	}
-	defer func() { _ = watcher.Close() }()
-	logger := klog.FromContext(ctx)
+	signs := newSigns(ctx)
+	defer signs.close()
+	return follow(ctx, signs, directories, look)
+}
+
+// follow is watch for given signs.
+func follow(ctx context.Context, signs signs, directories func() []string, look func()) error {
 	lookAgain := func() {
-		// A directory that was replaced has to be added again; adding twice is harmless.
-		for _, dir := range directories() {
-			if err := watcher.Add(dir); err != nil {
-				logger.V(2).Info("Cannot watch a directory; looking at it from time to time", "directory", dir, "err", err)
-			}
-		}
+		signs.add(ctx, directories())
 		look()
 	}
 	lookAgain()
@@ -93,18 +88,55 @@ func watch(ctx context.Context, directories func() []string, look func()) error 
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-watcher.Events:
+		case <-signs.events:
 			if settled == nil {
 				settled = time.After(settle)
 			}
-		case err := <-watcher.Errors:
-			logger.V(2).Info("Signs of changes may have been lost", "err", err)
+		case err := <-signs.errors:
+			klog.FromContext(ctx).V(2).Info("Signs of changes may have been lost", "err", err)
 			settled = time.After(settle)
 		case <-settled:
 			settled = nil
 			lookAgain()
 		case <-poll.C:
 			lookAgain()
+		}
+	}
+}
+
+// signs are the kernel's signs of changes in directories. The channels are nil if
+// there can be none: a node that has used up its inotify instances must not lose its
+// Services for that, and polling will do.
+type signs struct {
+	watcher *fsnotify.Watcher
+	events  <-chan fsnotify.Event
+	errors  <-chan error
+}
+
+func newSigns(ctx context.Context) signs {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot watch files; looking at them from time to time", "period", pollPeriod)
+		return signs{}
+	}
+	return signs{watcher, watcher.Events, watcher.Errors}
+}
+
+func (s signs) close() {
+	if s.watcher != nil {
+		_ = s.watcher.Close()
+	}
+}
+
+// add watches directories. One that was replaced has to be added again; adding twice
+// is harmless.
+func (s signs) add(ctx context.Context, directories []string) {
+	if s.watcher == nil {
+		return
+	}
+	for _, dir := range directories {
+		if err := s.watcher.Add(dir); err != nil {
+			klog.FromContext(ctx).V(2).Info("Cannot watch a directory; looking at it from time to time", "directory", dir, "err", err)
 		}
 	}
 }

@@ -7,8 +7,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/go-logr/logr/funcr"
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
@@ -159,6 +161,39 @@ func TestWatchFile(t *testing.T) {
 				tt.change(want)
 				tt.change(map[string]string{"one": "two", "two": "three", "three": "four"}[want])
 			}
+		})
+	}
+}
+
+// TestFollow holds when a directory is looked at: at once, a moment after the first
+// of a burst of signs, and from time to time without any sign.
+func TestFollow(t *testing.T) {
+	ms := time.Millisecond
+	tests := []struct {
+		name string
+		sent []time.Duration // when signs come
+		want []time.Duration // when it is looked
+	}{
+		{"no signs, as on a node without inotify instances left", nil, []time.Duration{0, pollPeriod, 2 * pollPeriod}},
+		{"one sign", []time.Duration{time.Second}, []time.Duration{0, time.Second + settle, pollPeriod, 2 * pollPeriod}},
+		{"a burst", []time.Duration{time.Second, time.Second + 50*ms, time.Second + 100*ms}, []time.Duration{0, time.Second + settle, pollPeriod, 2 * pollPeriod}},
+		{"a stream does not put it off", []time.Duration{100 * ms, 250 * ms, 400 * ms}, []time.Duration{0, 300 * ms, 600 * ms, pollPeriod, 2 * pollPeriod}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				start, events := time.Now(), make(chan fsnotify.Event)
+				for _, at := range tt.sent {
+					time.AfterFunc(at, func() { events <- fsnotify.Event{} })
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 2*pollPeriod+time.Second)
+				defer cancel()
+				var got []time.Duration
+				err := follow(ctx, signs{events: events}, func() []string { return nil }, func() { got = append(got, time.Since(start)) })
+				if err != nil || !slices.Equal(got, tt.want) {
+					t.Errorf("looked at %v (%v), want %v", got, err, tt.want)
+				}
+			})
 		})
 	}
 }
