@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"sigs.k8s.io/yaml"
@@ -41,7 +42,7 @@ func (f *Flags) configFrom(env environment) (*Config, error) {
 	if err := f.fill(c); err != nil {
 		return nil, err
 	}
-	if len(f.hostnameOverride) > 0 {
+	if f.hostnameOverride != "" {
 		c.Raw.HostnameOverride = f.hostnameOverride
 	}
 	var p parser
@@ -108,11 +109,10 @@ func isForIPVS(name string) bool    { return strings.HasPrefix(name, "ipvs-") }
 // copySetLogging copies those logging settings that were given as flags. The
 // patterns of --vmodule come before those of the file, so that they win.
 func copySetLogging(f *Flags, to *logsapi.LoggingConfiguration) {
-	f.set(func(name string) bool {
-		if copyTo := loggingFlag(name); copyTo != nil {
+	f.fs.Visit(func(flag *pflag.Flag) {
+		if copyTo := loggingFlag(flag.Name); copyTo != nil {
 			copyTo(to, &f.raw.Logging)
 		}
-		return false
 	})
 }
 
