@@ -170,7 +170,7 @@ func (w *world) clusterIP(ctx context.Context, r *report) error {
 	}
 	r.say("\nThe pods see the client pod's own address: only the destination was rewritten.")
 
-	r.say("\nThe rules that did it, on n1. A > marks those on the way of the requests. The nat\ntable sees only the first packet of a connection, so pkts counts connections.")
+	r.say("\nThe rules that did it, on n1. A > marks those that the requests met. The nat table\nsees only the first packet of a connection, so pkts counts connections.")
 	services, err := w.list(ctx, "KUBE-SERVICES")
 	if err != nil {
 		return err
@@ -179,7 +179,7 @@ func (w *world) clusterIP(ctx context.Context, r *report) error {
 	if err != nil {
 		return err
 	}
-	r.chain(services, svc.target)
+	r.chain(services)
 	r.say("It goes to the cluster IP, so it goes on in the chain of the Service:")
 	sep, err := w.tellService(ctx, r, svc.target)
 	if err != nil {
@@ -189,7 +189,7 @@ func (w *world) clusterIP(ctx context.Context, r *report) error {
 	if err != nil {
 		return err
 	}
-	r.chain(chain, "DNAT")
+	r.chain(chain)
 	r.say("The chain of one pod: DNAT makes the pod's address the destination. The line before\nis for a pod that is given itself; it must see another address than its own.")
 	return nil
 }
@@ -207,7 +207,7 @@ func (w *world) nodePort(ctx context.Context, r *report) error {
 	if err != nil {
 		return err
 	}
-	r.chain(services, "KUBE-NODEPORTS")
+	r.chain(services)
 	r.say("The last line: no Service address, but an address of the node itself.")
 	ports, err := w.list(ctx, "KUBE-NODEPORTS")
 	if err != nil {
@@ -217,13 +217,13 @@ func (w *world) nodePort(ctx context.Context, r *report) error {
 	if err != nil {
 		return err
 	}
-	r.chain(ports, ext.target)
+	r.chain(ports)
 	r.say("The port names the Service.")
 	external, err := w.list(ctx, ext.target)
 	if err != nil {
 		return err
 	}
-	r.chain(external, "KUBE-")
+	r.chain(external)
 	r.say("What comes from outside is marked, then goes on like a packet to the cluster IP:")
 	svc, err := external.find("KUBE-SVC-")
 	if err != nil {
@@ -236,7 +236,7 @@ func (w *world) nodePort(ctx context.Context, r *report) error {
 	if err != nil {
 		return err
 	}
-	r.chain(masquerade, "MASQUERADE")
+	r.chain(masquerade)
 	r.say("What is marked leaves with n1's own address, so that the answer comes back to n1,\nwhich alone knows how to translate it back. That is why pods do not see the client.")
 	return w.otherNode(ctx, r)
 }
@@ -295,11 +295,11 @@ func (w *world) flush(ctx context.Context, r *report) error {
 	if _, err := w.node("n1").Run(ctx, w.iptables, args...); err != nil {
 		return fmt.Errorf("flush nat: %w", err)
 	}
-	if _, err := ask(ctx, w.shell, "http://"+clusterIP+"/", 1); err != nil && ctx.Err() == nil {
-		r.command(w.shell.Name(), "curl", curlArgs("http://"+clusterIP+"/", 1)...)
+	if _, err := ask(ctx, w.prober(), "http://"+clusterIP+"/", 1); err != nil && ctx.Err() == nil {
+		r.command(w.prober().Name(), "curl", curlArgs("http://"+clusterIP+"/", 1)...)
 		r.say("  %s", err)
 	}
-	if err := w.awaitAnswer(ctx, w.shell, "http://"+clusterIP+"/"); err != nil {
+	if err := w.awaitAnswer(ctx, "http://"+clusterIP+"/"); err != nil {
 		return err
 	}
 	r.say("\nThe agent noticed, and wrote everything again: the Service answers %s after the\nflush. (The agents of this demo look every %s; --iptables-sync-period is 30s by default.)\n",

@@ -64,14 +64,14 @@ func (r *report) spread(a answers, pods []string) {
 	r.say("    The pods saw: %s", strings.Join(saw, ", "))
 }
 
-// chain shows a chain, with the rules marked whose target begins with onPath.
-func (r *report) chain(c chain, onPath string) {
+// chain shows a chain, with the rules marked that packets have met since the counters
+// were zero.
+func (r *report) chain(c chain) {
 	r.say("\n  %s\n  %s", c.title, c.header)
 	left := 0
 	for _, rule := range c.rules {
-		marked := strings.HasPrefix(rule.target, onPath)
 		switch {
-		case marked:
+		case rule.packets != "0":
 			r.say("> %s", rule.text)
 		case len(c.rules) <= longChain:
 			r.say("  %s", rule.text)

@@ -129,7 +129,7 @@ func (w *world) tellService(ctx context.Context, r *report, name string) (string
 	if err != nil {
 		return "", err
 	}
-	r.chain(c, "KUBE-SEP-")
+	r.chain(c)
 	choices := c.choices()
 	if len(choices) == 0 {
 		return "", fmt.Errorf("%s: no rule leads to a pod", c.title)
