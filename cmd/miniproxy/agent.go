@@ -30,6 +30,7 @@ type agent struct {
 	health   *health.State
 	metrics  *metrics.Metrics
 	restores *metrics.Restores
+	refused  *quarantine
 	families []*familyAgent
 	// begun is closed when everything that the rules need has been delivered once.
 	// Nothing is written before: half of a cluster's Services would look as if the other
@@ -55,6 +56,7 @@ func newAgent(c *config.Config, o *options, host proxier.Host, report *reporter,
 		health:   health.NewState(2*c.SyncPeriod, families...),
 		metrics:  metrics.New(metrics.ProcessRegistry{}, families...),
 		restores: metrics.NewRestores(),
+		refused:  newQuarantine(),
 		begun:    make(chan struct{}),
 		started:  time.Now(),
 	}
@@ -124,11 +126,25 @@ func (a *agent) watchConfig(ctx context.Context) error {
 // ServiceChanged implements config.Events.
 func (a *agent) ServiceChanged(old, current *corev1.Service) {
 	a.metrics.ServiceChanged()
+	if !a.config.FeatureGates.Enabled(config.AllowServiceExternalIPs) {
+		old, current = withoutExternalIPs(old), withoutExternalIPs(current)
+	}
 	for _, f := range a.families {
 		if f.tracker.ServiceChanged(old, current) {
 			f.queue()
 		}
 	}
+}
+
+// withoutExternalIPs returns the Service as it is where spec.externalIPs are not
+// allowed (KEP-5707). Objects are shared, and not changed.
+func withoutExternalIPs(svc *corev1.Service) *corev1.Service {
+	if svc == nil || len(svc.Spec.ExternalIPs) == 0 {
+		return svc
+	}
+	without := *svc
+	without.Spec.ExternalIPs = nil
+	return &without
 }
 
 // EndpointSliceChanged implements config.Events.
@@ -195,7 +211,7 @@ func (a *agent) servers() []httpserver.Server {
 		Version:      versionName(),
 		Config:       a.config.Raw,
 		Flags:        a.options.values(),
-		Debug:        a.restores.Pages(),
+		Debug:        append(a.restores.Pages(), a.refused.page()),
 		Profiling:    a.config.Profiling,
 		SetVerbosity: logs.GlogSetter,
 	}

@@ -26,6 +26,7 @@ const (
 	reasonPortFailed     = "FailedToStartServiceHealthcheck"
 	reasonFrontendTaken  = "FrontendTaken"
 	reasonRangesNotUsed  = "SourceRangesNotUsed"
+	reasonRefused        = "RulesRefused"
 	reportingController  = "miniproxy"
 	defaultModeDescribed = "No proxy mode was chosen: using iptables, the only one there is. Set mode: iptables, since kube-proxy's own default will be another one in Kubernetes 1.40."
 )

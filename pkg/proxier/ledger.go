@@ -33,6 +33,10 @@ func (l *ledger) note(chain ruleset.Chain) bool {
 	return true
 }
 
+// claim remembers that a chain is in the kernel that is ours and that nobody knows
+// the contents of.
+func (l *ledger) claim(id ruleset.ChainID) { l.chains[id] = record{} }
+
 // forget remembers a chain as gone.
 func (l *ledger) forget(id ruleset.ChainID) {
 	l.rules[id.Table] -= l.chains[id].rules

@@ -66,6 +66,8 @@ type Result struct {
 	NoLocalInternal, NoLocalExternal int
 	// Conflicts are the frontends that more than one Service claims.
 	Conflicts []render.Conflict
+	// Refusals are the Service ports that were left out.
+	Refusals []Refusal
 }
 
 // Proxier keeps the rules of one family. Its methods other than ForceFull are for
@@ -89,6 +91,7 @@ type Proxier struct {
 	dispatcher *render.Dispatcher
 	ledger     *ledger
 	conflicts  []render.Conflict
+	quarantine map[model.ServicePortName]*Refusal
 	// unsynced are the changes since the last sync that succeeded.
 	unsynced tracker.Changes
 }
@@ -107,6 +110,9 @@ func New(family model.Family, source Tracker, kernel Kernel, chunk int,
 		options:  options,
 		observer: observer,
 		ledger:   newLedger(),
+
+		dispatcher: render.NewDispatcher(),
+		quarantine: map[model.ServicePortName]*Refusal{},
 	}
 	p.doubt.raise(Start, "")
 	return p
@@ -127,14 +133,9 @@ func (p *Proxier) Sync(ctx context.Context) error {
 	full := trigger != Change
 	snapshot, changes := p.tracker.Take()
 	p.unsynced = join(p.unsynced, changes)
-	if full {
-		p.ledger = newLedger()
-		p.units = map[model.ServicePortName]*render.Unit{}
-		p.dispatcher = render.NewDispatcher()
-	}
+	p.unsynced.ServicePorts = merge(p.unsynced.ServicePorts, p.release(ctx, snapshot))
 
-	w := newWriter(p.kernel, p.chunk, p.ledger)
-	err := p.syncProxyRules(ctx, w, snapshot, full)
+	w, err := p.write(ctx, snapshot, full)
 	if err != nil {
 		p.doubt.raise(Failure, "")
 	}
@@ -151,6 +152,7 @@ func (p *Proxier) Sync(ctx context.Context) error {
 		Total:     maps.Clone(p.ledger.rules),
 		Written:   w.rules,
 		Conflicts: p.conflicts,
+		Refusals:  p.refusals(),
 	}
 	result.NoLocalInternal, result.NoLocalExternal = countNoLocal(p.units)
 	if err == nil {
@@ -159,6 +161,29 @@ func (p *Proxier) Sync(ctx context.Context) error {
 	}
 	p.observer.Synced(ctx, result)
 	return err
+}
+
+// write writes what the kernel lacks. If it refuses some of it, it is written once
+// more without the Service ports that were the cause. The writer is for the report.
+func (p *Proxier) write(ctx context.Context, snapshot model.Snapshot, full bool) (*writer, error) {
+	before := maps.Clone(p.units)
+	w := p.newWriter(full)
+	names, err := p.syncProxyRules(ctx, w, snapshot, full)
+	if isRefused(err) && p.contain(ctx, snapshot, before, names, err) {
+		w = p.newWriter(true)
+		_, err = p.syncProxyRules(ctx, w, snapshot, true)
+	}
+	return w, err
+}
+
+// newWriter returns a writer; for a full sync, one that knows nothing of the kernel.
+func (p *Proxier) newWriter(full bool) *writer {
+	if full {
+		p.ledger = newLedger()
+		p.units = map[model.ServicePortName]*render.Unit{}
+		p.dispatcher = render.NewDispatcher()
+	}
+	return newWriter(p.kernel, p.chunk, p.ledger)
 }
 
 func countNoLocal(units map[model.ServicePortName]*render.Unit) (internal, external int) {

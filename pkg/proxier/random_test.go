@@ -170,7 +170,7 @@ func (c *cluster) change() {
 func (c *cluster) disturb() {
 	switch c.IntN(6) {
 	case 0:
-		c.kernel.FailNext(4, refusedByKernel)
+		c.kernel.FailNext(4, lockHeld)
 	case 1:
 		c.kernel.FailNext(1, "iptables-restore: line 2 failed")
 		c.kernel.FailNext(2, "Error occurred at line: 1")

@@ -19,11 +19,11 @@ const jumpPeriod = 30 * time.Second
 
 // syncProxyRules renders what may have changed and writes what did, bottom-up: what
 // others jump to, then what jumps to it, then what leads in, then the removal of
-// what is no longer led to.
-func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.Snapshot, full bool) error {
+// what is no longer led to. It returns the Service ports that it looked at.
+func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.Snapshot, full bool) ([]model.ServicePortName, error) {
 	opts, err := p.options(snapshot.Node)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	dirty := p.unsynced.ServicePorts
 	if full || !opts.Equal(p.opts) {
@@ -34,37 +34,45 @@ func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.
 	for _, chain := range render.Fixed(opts) {
 		w.write(chain)
 	}
-	gone, err := p.writeUnits(ctx, w, snapshot, dirty)
+	gone, err := p.writeUnits(ctx, w, snapshot, dirty, full)
 	if err != nil {
-		return err
+		return dirty, err
 	}
 	dispatchGone, err := p.writeDispatch(ctx, w)
 	if err != nil {
-		return err
+		return dirty, err
 	}
 	if err := w.removeAll(ctx, append(dispatchGone, gone...)); err != nil {
-		return err
+		return dirty, err
 	}
 	if !full {
-		return nil
+		return dirty, nil
 	}
 	if _, err := p.ensureJumps(ctx); err != nil {
-		return err
+		return dirty, err
 	}
-	return p.sweep(ctx, w)
+	return dirty, p.sweep(ctx, w)
 }
 
 // writeUnits writes the chains of the given Service ports. It returns the chains
 // that they no longer have; those can go when nothing leads there any more.
 func (p *Proxier) writeUnits(ctx context.Context, w *writer, snapshot model.Snapshot,
-	names []model.ServicePortName) (gone []ruleset.ChainID, err error) {
+	names []model.ServicePortName, full bool) (gone []ruleset.ChainID, err error) {
+	existing, err := p.chainsToKeep(ctx, full)
+	if err != nil {
+		return nil, err
+	}
 	for _, name := range names {
 		var unit render.Unit
-		if port, exists := snapshot.Services[name]; exists {
+		if refusal, refused := p.quarantine[name]; refused && full {
+			unit = p.hold(refusal, existing)
+		} else if refused {
+			continue
+		} else if port, exists := snapshot.Services[name]; exists {
 			unit = render.ServicePort(port, snapshot.Endpoints[name], p.opts)
-		}
-		for _, chain := range unit.Chains {
-			w.write(chain)
+			for _, chain := range unit.Chains {
+				w.write(chain)
+			}
 		}
 		gone = append(gone, p.replaceUnit(name, unit)...)
 		if err := w.flushIfFull(ctx); err != nil {
@@ -72,6 +80,23 @@ func (p *Proxier) writeUnits(ctx context.Context, w *writer, snapshot model.Snap
 		}
 	}
 	return gone, nil
+}
+
+// chainsToKeep lists the chains that the kernel holds before a full sync, if there
+// are Service ports that may have to live with what they have.
+func (p *Proxier) chainsToKeep(ctx context.Context, full bool) (map[ruleset.ChainID]bool, error) {
+	if !full || len(p.quarantine) == 0 {
+		return nil, nil
+	}
+	names, err := p.kernel.ChainNames(ctx, ruleset.NAT)
+	if err != nil {
+		return nil, fmt.Errorf("list the chains of table nat: %w", err)
+	}
+	existing := make(map[ruleset.ChainID]bool, len(names))
+	for _, name := range names {
+		existing[ruleset.ChainID{Table: ruleset.NAT, Name: name}] = true
+	}
+	return existing, nil
 }
 
 // replaceUnit takes a unit, or the empty one of a Service port that is gone, into

@@ -62,6 +62,9 @@ func (i Index) chain() ruleset.ChainID {
 	return filterChain(nodePortsChain)
 }
 
+// Table is the table that the index is in.
+func (i Index) Table() ruleset.Table { return i.chain().Table }
+
 // Frontend is a place where clients reach a Service port. Addr is the zero Addr
 // for a port on the node's own addresses.
 type Frontend struct {

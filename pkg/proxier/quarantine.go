@@ -1,0 +1,208 @@
+package proxier
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/miniproxy/miniproxy/pkg/iptables"
+	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/pkg/render"
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+)
+
+// Refusal is a Service port whose rules the kernel, or iptables, does not take. It
+// keeps the rules that it had, or has none, and the others get theirs.
+type Refusal struct {
+	Name model.ServicePortName
+	// Err is why, the last time.
+	Err error
+	// Since is when it was first refused, and Failures how often it was since then.
+	Since    time.Time
+	Failures int
+	// Retry is when it is tried again at the latest. A change of the Service or its
+	// endpoints makes it be tried at once.
+	Retry time.Time
+	// KeepsRules says that rules which were accepted before are still in force.
+	KeepsRules bool
+
+	// good is the unit with the rules that were accepted.
+	good *render.Unit
+}
+
+// The first and the longest wait before a refused Service port is tried again.
+const (
+	firstRetry = 5 * time.Second
+	lastRetry  = 5 * time.Minute
+)
+
+// groupSize is how many Service ports are tried together when looking for the ones
+// that are refused.
+const groupSize = 100
+
+// isRefused reports whether an error says that some of the rules are not taken,
+// rather than that no rules can be written at the moment.
+func isRefused(err error) bool {
+	_, refused := errors.AsType[*iptables.RestoreError](err)
+	return refused && !iptables.IsBusy(err)
+}
+
+// contain finds out which of the Service ports that were to be written made the
+// kernel refuse a transaction, and puts them aside. It reports whether there are
+// any; if not, something else is wrong.
+func (p *Proxier) contain(ctx context.Context, snapshot model.Snapshot, before map[model.ServicePortName]*render.Unit,
+	names []model.ServicePortName, cause error) bool {
+	if p.try(ctx, snapshot, nil) != nil {
+		// Not even what belongs to no Service is taken.
+		return false
+	}
+	refused := p.isolate(ctx, snapshot, p.blamed(cause))
+	if len(refused) == 0 {
+		for group := range slices.Chunk(names, groupSize) {
+			maps.Copy(refused, p.isolate(ctx, snapshot, group))
+		}
+	}
+	for name, err := range refused {
+		r := &Refusal{Name: name, Since: time.Now(), good: before[name]}
+		r.fail(err)
+		p.quarantine[name] = r
+		klog.FromContext(ctx).Error(err, "The rules of a Service port are refused; the others are not affected", "servicePort", name.String())
+	}
+	return len(refused) > 0
+}
+
+func (r *Refusal) fail(err error) {
+	r.Err = err
+	r.Retry = time.Now().Add(min(firstRetry<<min(r.Failures, 16), lastRetry))
+	r.Failures++
+}
+
+// blamed returns the Service ports whose chains stand in the line that the error
+// names.
+func (p *Proxier) blamed(err error) []model.ServicePortName {
+	refused, ok := errors.AsType[*iptables.RestoreError](err)
+	if !ok || refused.Text == "" {
+		return nil
+	}
+	words := strings.Fields(refused.Text)
+	var names []model.ServicePortName
+	for name, unit := range p.units {
+		if slices.ContainsFunc(unit.Chains, func(c ruleset.Chain) bool { return slices.Contains(words, c.Name) }) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// isolate returns those of the Service ports that are refused, with the reason. It
+// halves a group that is refused until single ones are left, and believes nothing
+// that does not happen twice. It stops at an error that is no refusal.
+func (p *Proxier) isolate(ctx context.Context, snapshot model.Snapshot, names []model.ServicePortName) map[model.ServicePortName]error {
+	refused := map[model.ServicePortName]error{}
+	if len(names) == 0 {
+		return refused
+	}
+	err := p.try(ctx, snapshot, names)
+	if err == nil || !isRefused(err) {
+		return refused
+	}
+	if len(names) == 1 {
+		if err = p.try(ctx, snapshot, names); isRefused(err) {
+			refused[names[0]] = err
+		}
+		return refused
+	}
+	half := len(names) / 2
+	maps.Copy(refused, p.isolate(ctx, snapshot, names[:half]))
+	maps.Copy(refused, p.isolate(ctx, snapshot, names[half:]))
+	return refused
+}
+
+// probeChain holds the dispatch entries of Service ports that are tried. Nothing
+// leads to it.
+const probeChain = "KUBE-SVC-PROBE"
+
+// try writes all that some Service ports need, but for what would lead packets
+// there.
+func (p *Proxier) try(ctx context.Context, snapshot model.Snapshot, names []model.ServicePortName) error {
+	b := ruleset.NewBuilder(ruleset.Filter, ruleset.NAT)
+	for _, chain := range render.Fixed(p.opts) {
+		b.Write(chain)
+	}
+	probes := map[ruleset.Table][]ruleset.Rule{ruleset.Filter: nil, ruleset.NAT: nil}
+	for _, name := range names {
+		port, exists := snapshot.Services[name]
+		if !exists {
+			continue
+		}
+		unit := render.ServicePort(port, snapshot.Endpoints[name], p.opts)
+		for _, chain := range unit.Chains {
+			b.Write(chain)
+		}
+		for _, e := range unit.Entries {
+			probes[e.Index.Table()] = append(probes[e.Index.Table()], e.Rules...)
+		}
+	}
+	remove := ruleset.NewBuilder(ruleset.Filter, ruleset.NAT)
+	for table, rules := range probes {
+		id := ruleset.ChainID{Table: table, Name: probeChain}
+		b.Write(ruleset.Chain{ChainID: id, Rules: rules})
+		remove.Delete(id)
+	}
+	err := p.kernel.Restore(ctx, b.Append(nil))
+	return errors.Join(err, p.kernel.Restore(ctx, remove.Append(nil)))
+}
+
+// release tries Service ports again that were refused, if it is time for that or if
+// they changed, and returns those of them that have to be written.
+func (p *Proxier) release(ctx context.Context, snapshot model.Snapshot) []model.ServicePortName {
+	var released []model.ServicePortName
+	for name, r := range p.quarantine {
+		if _, exists := snapshot.Services[name]; !exists {
+			delete(p.quarantine, name)
+			continue
+		}
+		if _, changed := slices.BinarySearchFunc(p.unsynced.ServicePorts, name, model.ServicePortName.Compare); !changed && time.Now().Before(r.Retry) {
+			continue
+		}
+		if err := p.try(ctx, snapshot, []model.ServicePortName{name}); isRefused(err) {
+			r.fail(err)
+			continue
+		} else if err != nil {
+			return released
+		}
+		klog.FromContext(ctx).Info("The rules of a Service port are accepted again", "servicePort", name.String(), "refusals", r.Failures)
+		delete(p.quarantine, name)
+		released = append(released, name)
+	}
+	return released
+}
+
+// hold gives a Service port in quarantine what it can have in a full sync: the rules
+// that it had, if the kernel still holds them.
+func (p *Proxier) hold(r *Refusal, existing map[ruleset.ChainID]bool) render.Unit {
+	r.KeepsRules = r.good != nil &&
+		!slices.ContainsFunc(r.good.Chains, func(c ruleset.Chain) bool { return !existing[c.ChainID] })
+	if !r.KeepsRules {
+		return render.Unit{}
+	}
+	for _, chain := range r.good.Chains {
+		p.ledger.claim(chain.ChainID)
+	}
+	return *r.good
+}
+
+// refusals lists what is in quarantine, sorted.
+func (p *Proxier) refusals() []Refusal {
+	var list []Refusal
+	for _, r := range p.quarantine {
+		list = append(list, *r)
+	}
+	slices.SortFunc(list, func(a, b Refusal) int { return a.Name.Compare(b.Name) })
+	return list
+}

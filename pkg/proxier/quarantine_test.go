@@ -1,0 +1,198 @@
+package proxier
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/miniproxy/miniproxy/pkg/iptables"
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+)
+
+// pickyKernel refuses every transaction in which a text stands, as a kernel does
+// that lacks a match. It names the line, or only says no.
+type pickyKernel struct {
+	*host
+	refuses   string
+	namesLine bool
+}
+
+func (k *pickyKernel) Restore(ctx context.Context, input []byte) error {
+	if k.refuses != "" {
+		for i, line := range strings.Split(string(input), "\n") {
+			if !strings.HasPrefix(line, "-A ") || !strings.Contains(line, k.refuses) {
+				continue
+			}
+			k.inputs = append(k.inputs, string(input))
+			refused := &iptables.RestoreError{CommandError: &iptables.CommandError{Command: "iptables-restore", Status: 1, Stderr: "no"}}
+			if k.namesLine {
+				refused.Line, refused.Text = i+1, line
+			}
+			return fmt.Errorf("restore: %w", refused)
+		}
+	}
+	return k.host.Restore(ctx, input)
+}
+
+// newPickyHost returns a host whose kernel can be made to refuse things.
+func newPickyHost(t *testing.T, namesLine bool) *pickyKernel {
+	k := &pickyKernel{host: newHost(t), namesLine: namesLine}
+	k.proxier.kernel = k
+	return k
+}
+
+// refused are the names of the Services in quarantine.
+func (k *pickyKernel) refused() []string {
+	var names []string
+	for _, r := range k.last.Refusals {
+		names = append(names, r.Name.Name)
+	}
+	return names
+}
+
+// mustSync runs a sync that must succeed, whatever is left out.
+func (k *pickyKernel) mustSync() {
+	k.t.Helper()
+	if err := k.proxier.Sync(k.context()); err != nil {
+		k.t.Fatalf("sync: %v", err)
+	}
+	if err := ruleset.Check(k.ours()); err != nil {
+		k.t.Errorf("the kernel's rules are not sound: %v", err)
+	}
+}
+
+// mentions reports whether some rule is about a Service.
+func (k *pickyKernel) mentions(service string) bool {
+	return strings.Contains(string(k.kernel.Save()), "ns1/"+service+":http")
+}
+
+func TestOneRefusedServiceStopsNoOther(t *testing.T) {
+	for _, namesLine := range []bool{true, false} {
+		t.Run(fmt.Sprintf("the line is named: %v", namesLine), func(t *testing.T) {
+			k := newPickyHost(t, namesLine)
+			k.fill(8)
+			k.refuses = "ns1/s3:http"
+			k.mustSync()
+			if got := k.refused(); !slices.Equal(got, []string{"s3"}) {
+				t.Fatalf("in quarantine: %v, want s3", got)
+			}
+			for i := range 8 {
+				name := fmt.Sprintf("s%d", i)
+				if got, want := k.mentions(name), name != "s3"; got != want {
+					t.Errorf("there are rules for %s: %v, want %v", name, got, want)
+				}
+			}
+
+			k.takeInputs()
+			k.tracker.EndpointSliceChanged(nil, newSlice("s1", "10.244.1.77"))
+			k.mustSync()
+			if inputs := k.takeInputs(); len(inputs) != 1 || strings.Contains(inputs[0], "s3:http") {
+				t.Errorf("a change of another Service was written in %d restores:\n%s", len(inputs), inputs)
+			}
+
+			k.refuses = ""
+			k.tracker.EndpointSliceChanged(nil, newSlice("s3", "10.244.1.78"))
+			k.mustSync()
+			if got := k.refused(); len(got) > 0 {
+				t.Errorf("in quarantine after a change that is accepted: %v", got)
+			}
+			k.mustEqualFresh()
+		})
+	}
+}
+
+// A Service whose new rules are refused keeps the ones it had.
+func TestRefusedServiceKeepsItsRules(t *testing.T) {
+	k := newPickyHost(t, false)
+	k.fill(5)
+	k.mustSync()
+	before := k.rules()
+	k.refuses = "10.244.9.9"
+	k.tracker.EndpointSliceChanged(nil, newSlice("s2", "10.244.9.9"))
+	k.tracker.EndpointSliceChanged(nil, newSlice("s4", "10.244.1.99"))
+	k.mustSync()
+	if got := k.refused(); !slices.Equal(got, []string{"s2"}) || !k.last.Refusals[0].KeepsRules {
+		t.Fatalf("in quarantine: %+v, want s2 with the rules that it had", k.last.Refusals)
+	}
+	after := k.rules()
+	for id := range before {
+		text := chainText(before, id)
+		if strings.Contains(text, "ns1/s2:http") && !strings.Contains(text, "ns1/s4:http") && chainText(after, id) != text {
+			t.Errorf("%s is now\n%swant\n%s", id, chainText(after, id), text)
+		}
+	}
+	if !strings.Contains(string(k.kernel.Save()), "10.244.1.99") {
+		t.Error("s4 did not get its new endpoint")
+	}
+
+	// What is flushed cannot be kept.
+	k.kernel.Flush(ruleset.NAT)
+	k.proxier.ForceFull("nat was flushed")
+	k.mustSync()
+	if k.last.Refusals[0].KeepsRules || k.mentions("s2") {
+		t.Error("after a flush s2 is said to keep rules, or has some")
+	}
+}
+
+func TestRefusedServiceIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newPickyHost(t, true)
+		k.fill(3)
+		k.refuses = "ns1/s1:http"
+		k.mustSync()
+		wait := time.Until(k.last.Refusals[0].Retry)
+		if wait != firstRetry {
+			t.Errorf("tried again after %v, want %v", wait, firstRetry)
+		}
+		time.Sleep(wait)
+		k.mustSync()
+		if r := k.last.Refusals[0]; r.Failures != 2 || time.Until(r.Retry) != 2*firstRetry {
+			t.Errorf("after the second refusal: %d failures, the next try after %v", r.Failures, time.Until(r.Retry))
+		}
+		k.refuses = ""
+		k.mustSync()
+		if len(k.last.Refusals) != 1 {
+			t.Error("tried again before it was time")
+		}
+		time.Sleep(2 * firstRetry)
+		k.mustSync()
+		if len(k.last.Refusals) != 0 {
+			t.Errorf("still in quarantine: %v", k.refused())
+		}
+		k.mustEqualFresh()
+	})
+}
+
+// A deleted Service leaves the quarantine, and nothing behind.
+func TestRefusedServiceIsDeleted(t *testing.T) {
+	k := newPickyHost(t, true)
+	k.fill(3)
+	k.refuses = "ns1/s1:http"
+	k.mustSync()
+	k.tracker.ServiceChanged(newService("s1", "10.96.0.1"), nil)
+	k.mustSync()
+	if got := k.refused(); len(got) != 0 {
+		t.Errorf("in quarantine: %v", got)
+	}
+	k.mustEqualFresh()
+}
+
+// If nothing at all is taken, no Service is to blame.
+func TestGeneralRefusalBlamesNobody(t *testing.T) {
+	k := newPickyHost(t, true)
+	k.fill(3)
+	k.refuses = "KUBE-MARK-MASQ -j MARK"
+	if err := k.proxier.Sync(k.context()); err == nil {
+		t.Fatal("the sync succeeded")
+	}
+	if got := k.refused(); len(got) != 0 {
+		t.Errorf("in quarantine: %v", got)
+	}
+	k.refuses = ""
+	k.mustSync()
+	k.mustEqualFresh()
+}
