@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-base/logs"
@@ -13,6 +14,7 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/config"
 	"github.com/miniproxy/miniproxy/pkg/iptables"
 	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/pkg/render"
 )
 
 // runAgent keeps the node's rules until the context ends. The rules stay: traffic
@@ -44,11 +46,11 @@ func runAgent(ctx context.Context, args []string, io streams) error {
 		logger.Info("Configuration: " + warning)
 	}
 
-	source, report, err := newSource(ctx, c)
+	kernels, err := o.kernels(ctx)
 	if err != nil {
 		return err
 	}
-	kernels, err := o.kernels(ctx)
+	source, report, err := newSource(ctx, c, kernels)
 	if err != nil {
 		return err
 	}
@@ -68,11 +70,16 @@ func writeConfig(c *config.Config) error {
 }
 
 // newSource returns where the objects come from, and where events go to.
-func newSource(ctx context.Context, c *config.Config) (config.Source, *reporter, error) {
+func newSource(ctx context.Context, c *config.Config, kernels []*iptables.Runner) (config.Source, *reporter, error) {
 	if c.Manifests != "" {
 		return config.NewManifests(c.Manifests, c.NodeName), &reporter{}, nil
 	}
 	rest, err := config.Connect(ctx, c.API)
+	if loop, ok := errors.AsType[*config.LoopError](err); ok && haveRules(ctx, kernels) {
+		// The Service address works as long as the rules of a former agent lead somewhere.
+		klog.FromContext(ctx).Error(loop, "The API server does not answer yet; waiting for it, since there are rules that lead there")
+		err = nil
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -85,6 +92,14 @@ func newSource(ctx context.Context, c *config.Config) (config.Source, *reporter,
 		return nil, nil, fmt.Errorf("prepare to write events: %w", err)
 	}
 	return config.NewCluster(client, c.NodeName, c.API.Resync), report, nil
+}
+
+// haveRules reports whether some agent has written rules here before.
+func haveRules(ctx context.Context, kernels []*iptables.Runner) bool {
+	return slices.ContainsFunc(kernels, func(k *iptables.Runner) bool {
+		found, err := k.HasChain(ctx, render.Root())
+		return found && err == nil
+	})
 }
 
 // kernels returns the door to the kernel's tables for each family that the kernel

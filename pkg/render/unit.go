@@ -65,6 +65,9 @@ func (i Index) chain() ruleset.ChainID {
 // Table is the table that the index is in.
 func (i Index) Table() ruleset.Table { return i.chain().Table }
 
+// Root is the chain through which all traffic for Services goes first.
+func Root() ruleset.ChainID { return NATServices.chain() }
+
 // Frontend is a place where clients reach a Service port. Addr is the zero Addr
 // for a port on the node's own addresses.
 type Frontend struct {
