@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/miniproxy/miniproxy/pkg/demo"
 	"github.com/miniproxy/miniproxy/pkg/lab/labtest"
 )
 
@@ -151,6 +152,32 @@ func TestDemoIsInterrupted(t *testing.T) {
 			t.Errorf("the cleanup left %v", found)
 		}
 	})
+}
+
+// panicky is a writer that fails in the worst way, in the middle of the demo.
+type panicky struct{}
+
+func (panicky) Write(text []byte) (int, error) {
+	if strings.Contains(string(text), "$ curl") {
+		panic("of the test")
+	}
+	return len(text), nil
+}
+
+func TestDemoPanics(t *testing.T) {
+	labtest.Require(t)
+	func() {
+		defer func() {
+			if got := recover(); got != "of the test" {
+				t.Errorf("recovered %v, want the test's own panic", got)
+			}
+		}()
+		err := demo.Run(t.Context(), demo.Options{Out: panicky{}})
+		t.Errorf("demo = %v, want a panic", err)
+	}()
+	if found := left(t, os.Getpid(), self(t)); len(found) > 0 {
+		t.Errorf("the demo left %v", found)
+	}
 }
 
 func TestDemoIsKept(t *testing.T) {

@@ -310,6 +310,10 @@ func (w *world) flush(ctx context.Context, r *report) error {
 
 // keep brings the deleted pod back and says how to look around.
 func (w *world) keep(ctx context.Context, r *report) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
 	if err := w.restore(ctx); err != nil {
 		return err
 	}
@@ -339,8 +343,10 @@ func (w *world) keep(ctx context.Context, r *report) error {
 The agents follow the manifests in %[6]s
 and write their logs to %[7]s/n1.log and n2.log.
 
-End it with:  miniproxy demo --cleanup`,
-		n1, shell, client, w.iptables, svc.target, w.manifests(), w.dir, clusterIP, nodePort)
+End it with:
+
+  %[10]s demo --cleanup`,
+		n1, shell, client, w.iptables, svc.target, w.manifests(), w.dir, clusterIP, nodePort, self)
 	return nil
 }
 
