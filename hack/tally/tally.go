@@ -122,6 +122,8 @@ func (r *reader) endTest(k key, e event) {
 		}
 	case "skip":
 		r.total.Skipped++
+		fmt.Fprintf(r.to, "skip  %s %s\n", e.Package, e.Test)
+		r.flush(k)
 	case "fail":
 		r.total.Failed++
 		r.failed[e.Package]++

@@ -50,9 +50,12 @@ func TestRead(t *testing.T) {
 			want: Total{Failed: 1}, prints: "panic: no",
 		},
 		{
-			name:   "a skipped test is counted apart",
-			events: `{"Action":"skip","Package":"p","Test":"TestA"}` + "\n" + `{"Action":"skip","Package":"p"}` + "\n",
-			want:   Total{Skipped: 1}, silent: "ok",
+			name: "a skipped test is counted apart, and says why",
+			events: `{"Action":"output","Package":"p","Test":"TestA","Output":"no root\n"}
+{"Action":"skip","Package":"p","Test":"TestA"}
+{"Action":"skip","Package":"p"}
+`,
+			want: Total{Skipped: 1}, prints: "no root", silent: "ok",
 		},
 		{
 			name:   "a slow test is named when it ends",
