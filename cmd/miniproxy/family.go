@@ -41,6 +41,8 @@ type familyAgent struct {
 	noLoopback bool
 	// flows removes UDP flows to where no rule leads any more.
 	flows *conntrack.Cleaner
+	// failover frees TCP connections that wait for an endpoint that has left.
+	failover *conntrack.Failover
 }
 
 func newFamilyAgent(a *agent, kernel *iptables.Runner) *familyAgent {
@@ -51,6 +53,7 @@ func newFamilyAgent(a *agent, kernel *iptables.Runner) *familyAgent {
 		tracker:     tracker.New(kernel.Family(), a.config.NodeName),
 		healthPorts: health.NewServices(a.health.Healthy, a.reportHealthPort),
 		flows:       conntrack.New(kernel.Family(), conntrack.Kernel{}, a.metrics),
+		failover:    conntrack.NewFailover(kernel.Family(), conntrack.Kernel{}, a.metrics, a.options.dropEstablished),
 	}
 	chunk := proxier.ChunkNFT
 	if kernel.Backend() == iptables.Legacy {
@@ -177,6 +180,7 @@ func (f *familyAgent) Synced(ctx context.Context, r proxier.Result) {
 	f.health.Applied(f.family)
 	f.healthPorts.Sync(ctx, healthCheckAddresses(r.Options), health.ServiceChecks(r.Snapshot))
 	f.cleanFlows(ctx, r)
+	f.failOver(ctx, r)
 	f.reportServices(r)
 	if r.Options.NodePorts.Loopback {
 		f.openLoopback(ctx)
@@ -224,6 +228,14 @@ func (f *familyAgent) cleanFlows(ctx context.Context, r proxier.Result) {
 	}
 	if err := clean(ctx, r.Snapshot, conntrack.NodePorts(r.Options.NodePorts)); err != nil {
 		klog.FromContext(ctx).Error(err, "Could not remove stale UDP flows; trying again after the next sync")
+	}
+}
+
+// failOver lets TCP connections that wait for an endpoint which has left try another
+// one, now that the rules lead there.
+func (f *familyAgent) failOver(ctx context.Context, r proxier.Result) {
+	if err := f.failover.Clean(ctx, r.Snapshot, r.Changes.ServicePorts, conntrack.NodePorts(r.Options.NodePorts)); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not free TCP connections from endpoints that have left; trying again after the next sync")
 	}
 }
 

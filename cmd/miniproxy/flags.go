@@ -21,6 +21,8 @@ type options struct {
 	backend string
 	// flatDispatch and flatBalance are the sizes up to which chains are flat.
 	flatDispatch, flatBalance int
+	// dropEstablished has connections to removed endpoints cut.
+	dropEstablished bool
 }
 
 // newOptions registers the shared flags for a command.
@@ -31,6 +33,7 @@ func newOptions(command string) *options {
 	o.set.StringVar(&o.backend, "iptables-backend", "auto", "Where the kernel keeps the rules: nft, legacy, or auto for the one that the rest of the node uses.")
 	o.set.IntVar(&o.flatDispatch, "flat-dispatch-limit", render.DefaultFlatDispatch, "Entries up to which KUBE-SERVICES, KUBE-NODEPORTS and their like are one flat chain; above, each is a tree.")
 	o.set.IntVar(&o.flatBalance, "flat-balance-limit", render.DefaultFlatBalance, "Endpoints up to which a Service port's chain is flat; above, the endpoints are in groups.")
+	o.set.BoolVar(&o.dropEstablished, "conntrack-drop-established-on-endpoint-removal", false, "Also cut established TCP connections to endpoints that were removed. Default: only those still waiting for an answer are led elsewhere.")
 	return o
 }
 

@@ -1,31 +1,39 @@
-// Package conntrack removes UDP flows that the rules no longer allow from the
-// kernel's connection table.
+// Package conntrack removes from the kernel's connection table what the rules no
+// longer allow.
 //
 // The nat table decides once for a flow; then its entry in the connection table
-// does. A UDP flow has no end that the kernel could see: as long as its sender goes
-// on, the entry lives and leads to where the endpoint was. So after the rules are
-// written, entries that lead to one of our frontends and from there to anything but
-// an endpoint that serves are deleted, and the next packet meets the rules.
+// does. So after the rules are written, entries that lead to one of our frontends
+// and from there to where they should not are deleted, and the next packet meets the
+// rules.
 //
-// This compares states and needs no events: what was missed while the agent was
-// down is found as well (B-24). TCP and SCTP are left alone: their ends notice, and
-// a graceful shutdown needs its connections.
+// UDP (Cleaner). A flow has no end that the kernel could see: as long as its sender
+// goes on, the entry lives and leads to where the endpoint was. Entries that lead to
+// anything but an endpoint that serves are deleted. This compares states and needs
+// no events: what was missed while the agent was down is found as well (B-24).
 //
-// How the agent uses it. The proxier of a family makes one Cleaner and calls it
-// after a sync whose rules are in the kernel, never before and never after one that
-// failed: an entry deleted earlier would be made again by the old rules. It calls
-// Clean after a full sync (start, repair, retry, period) and CleanIfChanged after a
-// partial one, with the snapshot that was applied. What fails is kept and done by
-// the next call (B-39); the error is for the log, not a reason to fail the sync. At
-// start it can call Remember with the frontends that it found in the rules of an
-// earlier agent.
+// TCP (Failover). A connection that is established is left alone: its ends notice,
+// and a graceful shutdown needs it. One that still waits for the SYN-ACK of an
+// endpoint that has left is deleted, so that the client's next SYN goes to one that
+// is there (B-26).
+//
+// SCTP is left alone. Its first retransmission takes three times as long, and its
+// ends fail over between their own addresses.
+//
+// How the agent uses it. The proxier of a family makes one Cleaner and one Failover
+// and calls them after a sync whose rules are in the kernel, never before and never
+// after one that failed: an entry deleted earlier would be made again by the old
+// rules. It calls Cleaner.Clean after a full sync (start, repair, retry, period) and
+// CleanIfChanged after a partial one, and Failover.Clean after either, with the
+// snapshot that was applied. What fails is kept and done by the next call (B-39);
+// the error is for the log, not a reason to fail the sync. At start it can call
+// Remember with the frontends that it found in the rules of an earlier agent.
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -36,7 +44,7 @@ import (
 
 // Table is a connection table; Kernel is the real one.
 type Table interface {
-	Dump(ctx context.Context, fam model.Family, protocol uint8, each func(Entry) error) error
+	Dump(ctx context.Context, fam model.Family, filter Filter, each func(Entry) error) error
 	Delete(ctx context.Context, entries []Entry) (deleted int, err error)
 }
 
@@ -46,24 +54,12 @@ type Recorder interface {
 	ConntrackReconciled(fam model.Family, deleted int, took time.Duration)
 }
 
-// NodePorts is where node ports answer: on every address of the host (loopback
-// addresses only with Loopback), or on those listed.
-type NodePorts struct {
-	All       bool
-	Loopback  bool
-	Addresses []netip.Addr
-}
-
-// batchSize is how many stale entries are collected before they are deleted. It
-// bounds what is held in memory, however many entries there are.
-const batchSize = 1024
-
 // Cleaner removes stale UDP flows of one family. It is not for concurrent use.
 type Cleaner struct {
 	fam   model.Family
 	table Table
 	rec   Recorder
-	host  func(model.Family) ([]netip.Prefix, error)
+	host  hostAddresses
 
 	// known are the frontends whose flows may still have to be looked at: those of the
 	// last call, and while calls fail those of all calls since the last good one.
@@ -78,9 +74,9 @@ func New(fam model.Family, table Table, rec Recorder) *Cleaner {
 	return newCleaner(fam, table, rec, HostAddresses)
 }
 
-func newCleaner(fam model.Family, table Table, rec Recorder, host func(model.Family) ([]netip.Prefix, error)) *Cleaner {
+func newCleaner(fam model.Family, table Table, rec Recorder, host hostAddresses) *Cleaner {
 	return &Cleaner{fam: fam, table: table, rec: rec, host: host,
-		known: desired{services: map[netip.AddrPort]backends{}, nodePorts: map[uint16]backends{}}}
+		known: newDesired()}
 }
 
 // Remember says that these UDP frontends and node ports were served before: flows
@@ -112,7 +108,7 @@ func (c *Cleaner) clean(ctx context.Context, snap model.Snapshot, nodePorts Node
 	want := wanted(snap)
 	all := want.with(c.known)
 	if len(all.nodePorts) > 0 {
-		addresses, err := c.addresses(nodePorts)
+		addresses, err := nodePorts.prefixes(c.fam, c.host)
 		if err != nil {
 			c.known, c.done = all, false
 			return fmt.Errorf("find addresses of node ports: %w", err)
@@ -140,57 +136,24 @@ func (c *Cleaner) remove(ctx context.Context, d desired) error {
 	}
 	logger := klog.FromContext(ctx)
 	start := time.Now()
-	seen, deleted := 0, 0
-	var stale []Entry
-	flush := func() error {
-		n, err := c.table.Delete(ctx, stale)
-		deleted += n
-		stale = stale[:0]
-		return err
-	}
-	err := c.table.Dump(ctx, c.fam, unix.IPPROTO_UDP, func(e Entry) error {
+	seen := 0
+	stale := batch{table: c.table}
+	err := c.table.Dump(ctx, c.fam, Filter{Protocol: unix.IPPROTO_UDP}, func(e Entry) error {
 		seen++
 		if !d.stale(e) {
 			return nil
 		}
 		logger.V(4).Info("Stale UDP flow", "source", e.Source, "frontend", e.Destination, "leadsTo", e.ReplySource)
-		if stale = append(stale, e); len(stale) < batchSize {
-			return nil
-		}
-		return flush()
+		return stale.add(ctx, e)
 	})
 	// What was found before a dump broke off is stale all the same.
-	if len(stale) > 0 {
-		if flushErr := flush(); err == nil {
-			err = flushErr
-		}
-	}
+	err = cmp.Or(err, stale.flush(ctx))
 	took := time.Since(start)
-	c.rec.ConntrackReconciled(c.fam, deleted, took)
+	c.rec.ConntrackReconciled(c.fam, stale.deleted, took)
 	verbosity := 4
-	if deleted > 0 {
+	if stale.deleted > 0 {
 		verbosity = 2
 	}
-	logger.V(verbosity).Info("Looked for stale UDP flows", "family", c.fam, "seen", seen, "deleted", deleted, "took", took)
+	logger.V(verbosity).Info("Looked for stale UDP flows", "family", c.fam, "seen", seen, "deleted", stale.deleted, "took", took)
 	return err
-}
-
-// addresses are the host's addresses on which node ports answer, sorted.
-func (c *Cleaner) addresses(nodePorts NodePorts) ([]netip.Prefix, error) {
-	if !nodePorts.All {
-		prefixes := make([]netip.Prefix, 0, len(nodePorts.Addresses))
-		for _, addr := range nodePorts.Addresses {
-			prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
-		}
-		return prefixes, nil
-	}
-	prefixes, err := c.host(c.fam)
-	if err != nil {
-		return nil, err
-	}
-	if !nodePorts.Loopback {
-		prefixes = slices.DeleteFunc(prefixes, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
-	}
-	slices.SortFunc(prefixes, netip.Prefix.Compare)
-	return prefixes, nil
 }

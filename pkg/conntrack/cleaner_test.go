@@ -17,16 +17,22 @@ import (
 // fakeTable is a connection table in memory.
 type fakeTable struct {
 	entries   []Entry
+	filter    Filter // of the last dump
+	dumped    func() // called after each dump
 	dumps     int
 	largest   int
 	dumpErr   error
 	deleteErr error
 }
 
-func (f *fakeTable) Dump(_ context.Context, _ model.Family, protocol uint8, each func(Entry) error) error {
+func (f *fakeTable) Dump(_ context.Context, _ model.Family, filter Filter, each func(Entry) error) error {
 	f.dumps++
+	f.filter = filter
+	if f.dumped != nil {
+		defer f.dumped()
+	}
 	for _, e := range slices.Clone(f.entries) {
-		if e.Protocol == protocol {
+		if e.Protocol == filter.Protocol && !(filter.Unreplied && !e.Waiting) {
 			if err := each(e); err != nil {
 				return err
 			}
@@ -45,15 +51,17 @@ func (f *fakeTable) Delete(_ context.Context, entries []Entry) (int, error) {
 	return before - len(f.entries), nil
 }
 
-// record remembers what a Cleaner reported.
-type record struct{ runs, deleted int }
+// record remembers what a Cleaner or a Failover reported.
+type record struct{ runs, deleted, freed int }
 
 func (r *record) ConntrackReconciled(_ model.Family, deleted int, _ time.Duration) {
 	r.runs++
 	r.deleted += deleted
 }
 
-func hostAddresses(model.Family) ([]netip.Prefix, error) {
+func (r *record) ConnectionsFailedOver(_ model.Family, n int) { r.freed += n }
+
+func testHost(model.Family) ([]netip.Prefix, error) {
 	return []netip.Prefix{netip.PrefixFrom(nodeIP, 32), netip.MustParsePrefix("127.0.0.0/8")}, nil
 }
 
@@ -73,7 +81,7 @@ func TestCleanFollowsTheService(t *testing.T) {
 	tcp.Protocol = unix.IPPROTO_TCP
 	table := &fakeTable{entries: []Entry{toA, toB, tcp}}
 	var rec record
-	c := newCleaner(model.IPv4, table, &rec, hostAddresses)
+	c := newCleaner(model.IPv4, table, &rec, testHost)
 	clean := func(snap model.Snapshot) {
 		t.Helper()
 		if err := c.Clean(t.Context(), snap, allNodePorts); err != nil {
@@ -110,12 +118,12 @@ func TestCleanRetriesWhatFailed(t *testing.T) {
 		{"delete fails", func(f *fakeTable, _ *Cleaner) { f.deleteErr = boom }, func(f *fakeTable, _ *Cleaner) { f.deleteErr = nil }},
 		{"addresses unknown", func(_ *fakeTable, c *Cleaner) {
 			c.host = func(model.Family) ([]netip.Prefix, error) { return nil, boom }
-		}, func(_ *fakeTable, c *Cleaner) { c.host = hostAddresses }},
+		}, func(_ *fakeTable, c *Cleaner) { c.host = testHost }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			entries := []Entry{flow(to(clusterIP, servicePort), endpointA), flow(to(nodeIP, nodePort), endpointA)}
 			table := &fakeTable{entries: slices.Clone(entries)}
-			c := newCleaner(model.IPv4, table, &record{}, hostAddresses)
+			c := newCleaner(model.IPv4, table, &record{}, testHost)
 			if err := c.Clean(t.Context(), snapshot(serving(endpointA)...), allNodePorts); err != nil {
 				t.Fatal(err)
 			}
@@ -137,7 +145,7 @@ func TestCleanRetriesWhatFailed(t *testing.T) {
 
 func TestCleanIfChanged(t *testing.T) {
 	table := &fakeTable{}
-	c := newCleaner(model.IPv4, table, &record{}, hostAddresses)
+	c := newCleaner(model.IPv4, table, &record{}, testHost)
 	tcp := model.ServicePortName{ServiceName: dns.ServiceName, Protocol: model.TCP}
 	withTCP := snapshot(serving(endpointA)...)
 	withTCP.Services[tcp] = model.ServicePort{Name: tcp, ClusterIP: clusterIP, Port: 80}
@@ -169,7 +177,7 @@ func TestCleanIfChanged(t *testing.T) {
 func TestRemember(t *testing.T) {
 	viaService, viaNodePort := flow(to(clusterIP, servicePort), endpointA), flow(to(nodeIP, nodePort), endpointA)
 	table := &fakeTable{entries: []Entry{viaService, viaNodePort}}
-	c := newCleaner(model.IPv4, table, &record{}, hostAddresses)
+	c := newCleaner(model.IPv4, table, &record{}, testHost)
 	if err := c.Clean(t.Context(), model.Snapshot{}, allNodePorts); err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +199,7 @@ func TestCleanDeletesInBatches(t *testing.T) {
 		table.entries = append(table.entries, e)
 	}
 	var rec record
-	c := newCleaner(model.IPv4, table, &rec, hostAddresses)
+	c := newCleaner(model.IPv4, table, &rec, testHost)
 	if err := c.Clean(t.Context(), snapshot(serving(endpointA)...), allNodePorts); !errors.Is(err, unix.EINTR) {
 		t.Errorf("got error %v, want %v", err, unix.EINTR)
 	}
@@ -212,7 +220,7 @@ func TestAddresses(t *testing.T) {
 		{NodePorts{}, []netip.Prefix{}},
 	} {
 		t.Run(fmt.Sprintf("%+v", tc.nodePorts), func(t *testing.T) {
-			got, err := newCleaner(model.IPv4, nil, nil, hostAddresses).addresses(tc.nodePorts)
+			got, err := tc.nodePorts.prefixes(model.IPv4, testHost)
 			if err != nil || !slices.Equal(got, tc.want) {
 				t.Errorf("got %v, %v, want %v", got, err, tc.want)
 			}

@@ -8,11 +8,26 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/model"
 )
 
-// backends are the endpoints that a frontend's flows may lead to.
-type backends map[netip.AddrPort]struct{}
+// standing is what an address is to a frontend. The higher, the more may lead there.
+type standing uint8
 
-// desired is where UDP flows of one family may lead. A frontend without backends is
-// one whose flows may lead nowhere: of a Service that has no endpoints, or is gone.
+const (
+	// absent is an address that is no endpoint of the Service, and the zero value.
+	absent standing = iota
+	// down is an endpoint that does not serve.
+	down
+	// up is an endpoint that serves, whether or not new connections may go there.
+	up
+	// chosen is an endpoint that the rules lead new connections to.
+	chosen
+)
+
+// backends are the endpoints behind a frontend.
+type backends map[netip.AddrPort]standing
+
+// desired is where flows of one family and protocol may lead. A frontend without
+// backends is one whose flows may lead nowhere: of a Service that has no endpoints,
+// or is gone.
 type desired struct {
 	// services are cluster IPs, external IPs and load balancer VIPs with their port.
 	services map[netip.AddrPort]backends
@@ -21,15 +36,19 @@ type desired struct {
 	addresses []netip.Prefix
 }
 
-// wanted returns what the snapshot wants. Its addresses are for the caller to fill
-// in.
+func newDesired() desired {
+	return desired{services: map[netip.AddrPort]backends{}, nodePorts: map[uint16]backends{}}
+}
+
+// wanted returns what the snapshot wants of UDP. Its addresses are for the caller to
+// fill in, and its backends are those that are up.
 //
 // Every endpoint that still serves may keep its flows, whatever traffic policy,
 // topology or readiness would choose for a new one: a change of these must not cut
 // a flow that works, as it does not cut a TCP connection. Of two Services on one
 // frontend both keep theirs.
 func wanted(snap model.Snapshot) desired {
-	d := desired{services: map[netip.AddrPort]backends{}, nodePorts: map[uint16]backends{}}
+	d := newDesired()
 	for name, port := range snap.Services {
 		if name.Protocol != model.UDP {
 			continue
@@ -37,7 +56,7 @@ func wanted(snap model.Snapshot) desired {
 		serving := backends{}
 		for _, ep := range snap.Endpoints[name] {
 			if ep.Ready || ep.Serving {
-				serving[ep.Addr] = struct{}{}
+				serving[ep.Addr] = up
 			}
 		}
 		for _, addr := range frontends(port) {
@@ -61,7 +80,9 @@ func frontends(port model.ServicePort) []netip.Addr {
 func add[K comparable](to map[K]backends, key K, more backends) {
 	if have, ok := to[key]; ok {
 		more = maps.Clone(more)
-		maps.Copy(more, have)
+		for endpoint, is := range have {
+			more[endpoint] = max(more[endpoint], is)
+		}
 	}
 	to[key] = more
 }
@@ -95,17 +116,10 @@ func (d desired) equal(o desired) bool {
 		slices.Equal(d.addresses, o.addresses)
 }
 
-// stale reports whether the entry leads a flow to one of our frontends somewhere
+// stale reports whether the entry leads a UDP flow to one of our frontends somewhere
 // else than it should go.
 func (d desired) stale(e Entry) bool {
-	// Zones other than 0 belong to other datapaths, such as a virtual switch in which
-	// a packet to a cluster IP is rightly seen before we translate it.
-	if e.Zone != 0 {
-		return false
-	}
-	// Somebody else's flow, even when its port is one of our node ports, or its
-	// address one of ours with another port (B-27).
-	to, ours := d.backends(e.Destination)
+	to, ours := d.behind(e)
 	if !ours {
 		return false
 	}
@@ -125,6 +139,19 @@ func (d desired) stale(e Entry) bool {
 	return true
 }
 
+// behind returns the backends of the frontend that the entry is about, and whether
+// it is ours.
+func (d desired) behind(e Entry) (backends, bool) {
+	// Zones other than 0 belong to other datapaths, such as a virtual switch in which
+	// a packet to a cluster IP is rightly seen before we translate it.
+	if e.Zone != 0 {
+		return nil, false
+	}
+	// What is not found is somebody else's flow, even when its port is one of our node
+	// ports, or its address one of ours with another port (B-27).
+	return d.backends(e.Destination)
+}
+
 // backends returns where flows to a frontend may lead, and whether it is ours.
 func (d desired) backends(frontend netip.AddrPort) (backends, bool) {
 	if to, ok := d.services[frontend]; ok {
@@ -135,4 +162,46 @@ func (d desired) backends(frontend netip.AddrPort) (backends, bool) {
 		return nil, false
 	}
 	return to, true
+}
+
+// has reports whether one of the frontends is one of the Service port's.
+func (d desired) has(port model.ServicePort) bool {
+	if _, ok := d.nodePorts[port.NodePort]; ok {
+		return true
+	}
+	return slices.ContainsFunc(frontends(port), func(addr netip.Addr) bool {
+		_, ok := d.services[netip.AddrPortFrom(addr, port.Port)]
+		return ok
+	})
+}
+
+// fill gives those of the frontends that are the Service port's its backends.
+func (d desired) fill(port model.ServicePort, internal, external backends) {
+	for _, addr := range frontends(port) {
+		behind := external
+		if addr == port.ClusterIP {
+			behind = internal
+		}
+		frontend := netip.AddrPortFrom(addr, port.Port)
+		if _, ok := d.services[frontend]; ok {
+			add(d.services, frontend, behind)
+		}
+	}
+	if _, ok := d.nodePorts[port.NodePort]; ok {
+		add(d.nodePorts, port.NodePort, external)
+	}
+}
+
+// standings says what each endpoint is, some of them being chosen.
+func standings(endpoints, selected []model.Endpoint) backends {
+	b := make(backends, len(endpoints))
+	for _, ep := range endpoints {
+		if b[ep.Addr] = down; ep.Ready || ep.Serving {
+			b[ep.Addr] = up
+		}
+	}
+	for _, ep := range selected {
+		b[ep.Addr] = chosen
+	}
+	return b
 }

@@ -22,18 +22,23 @@ type Entry struct {
 	ID uint32
 	// Zone is not 0 for entries that a CT target or another datapath keeps apart.
 	Zone uint16
+	// Waiting says that this is a TCP connection whose SYN nobody has answered.
+	Waiting bool
 }
 
 // isTranslated reports whether the connection's destination was rewritten.
 func (e Entry) isTranslated() bool { return e.ReplySource != e.Destination }
 
-// Attribute types of linux/netfilter/nfnetlink_conntrack.h.
+// Attribute types of linux/netfilter/nfnetlink_conntrack.h, and values in them.
 const (
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
+	ctaStatus     = 3
+	ctaProtoInfo  = 4
 	ctaID         = 12
 	ctaZone       = 18
 	ctaFilter     = 25
+	ctaStatusMask = 26
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2
@@ -48,8 +53,16 @@ const (
 	ctaProtoSrcPort = 2
 	ctaProtoDstPort = 3
 
+	ctaProtoInfoTCP      = 1
+	ctaProtoInfoTCPState = 1
+
 	ctaFilterOrigFlags = 1
 	filterProtoNum     = 1 << 3
+
+	// statusSeenReply is IPS_SEEN_REPLY of linux/netfilter/nf_conntrack_common.h,
+	// tcpSynSent is TCP_CONNTRACK_SYN_SENT of nf_conntrack_tcp.h.
+	statusSeenReply = 1 << 1
+	tcpSynSent      = 1
 )
 
 // tuple is one direction of an entry.
@@ -65,12 +78,18 @@ type tuple struct {
 func parseEntry(attributes []byte) (Entry, bool) {
 	var orig, reply tuple
 	var e Entry
+	var status uint32
+	var state uint8
 	for kind, data := range nfnetlink.Attributes(attributes) {
 		switch kind {
 		case ctaTupleOrig:
 			orig = parseTuple(data)
 		case ctaTupleReply:
 			reply = parseTuple(data)
+		case ctaStatus:
+			status = bigUint32(data)
+		case ctaProtoInfo:
+			state = parseTCPState(data)
 		case ctaID:
 			e.ID = bigUint32(data)
 		case ctaZone:
@@ -83,7 +102,23 @@ func parseEntry(attributes []byte) (Entry, bool) {
 	e.ReplySource = netip.AddrPortFrom(reply.source, reply.sourcePort)
 	// A zone of one direction only is told in that direction's tuple.
 	e.Zone |= orig.zone | reply.zone
+	e.Waiting = state == tcpSynSent && status&statusSeenReply == 0
 	return e, e.Source.IsValid() && e.Destination.IsValid() && e.ReplySource.IsValid()
+}
+
+// parseTCPState returns the state of a TCP connection, 0 for anything else.
+func parseTCPState(b []byte) uint8 {
+	for protocol, info := range nfnetlink.Attributes(b) {
+		if protocol != ctaProtoInfoTCP {
+			continue
+		}
+		for kind, value := range nfnetlink.Attributes(info) {
+			if kind == ctaProtoInfoTCPState && len(value) > 0 {
+				return value[0]
+			}
+		}
+	}
+	return 0
 }
 
 func parseTuple(b []byte) tuple {
@@ -139,13 +174,27 @@ func (e Entry) appendDelete(b []byte) []byte {
 	return b
 }
 
-// appendFilter appends the attributes that have a dump leave out other protocols
-// (Linux 5.8; older kernels send everything).
-func appendFilter(b []byte, protocol uint8) []byte {
+// Filter says which entries a dump is about.
+type Filter struct {
+	// Protocol is the transport protocol's number.
+	Protocol uint8
+	// Unreplied lets the kernel leave out connections that an answer was seen to. It
+	// saves work and promises nothing: kernels before Linux 5.15 send them.
+	Unreplied bool
+}
+
+// append appends the attributes that have a dump leave out what the filter is not
+// about (Linux 5.8; older kernels send everything).
+func (f Filter) append(b []byte) []byte {
 	flags := nfnetlink.AppendAttribute(nil, ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProtoNum)...)
-	proto := nfnetlink.AppendAttribute(nil, ctaProtoNum, protocol)
+	proto := nfnetlink.AppendAttribute(nil, ctaProtoNum, f.Protocol)
 	b = nfnetlink.AppendNested(b, ctaFilter, flags)
-	return nfnetlink.AppendNested(b, ctaTupleOrig, nfnetlink.AppendNested(nil, ctaTupleProto, proto))
+	b = nfnetlink.AppendNested(b, ctaTupleOrig, nfnetlink.AppendNested(nil, ctaTupleProto, proto))
+	if f.Unreplied {
+		b = nfnetlink.AppendAttribute(b, ctaStatus, 0, 0, 0, 0)
+		b = nfnetlink.AppendAttribute(b, ctaStatusMask, 0, 0, 0, statusSeenReply)
+	}
+	return b
 }
 
 // addressFamily is the number by which the kernel knows the family of an address.

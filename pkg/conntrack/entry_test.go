@@ -56,6 +56,35 @@ func TestParseEntryIncomplete(t *testing.T) {
 	}
 }
 
+func TestParseEntryWaiting(t *testing.T) {
+	for _, tc := range []struct {
+		name     string
+		protocol uint16
+		state    uint8
+		status   uint32
+		want     bool
+	}{
+		{"SYN sent", ctaProtoInfoTCP, tcpSynSent, 0, true},
+		{"SYN sent, confirmed and translated", ctaProtoInfoTCP, tcpSynSent, 1<<3 | 1<<5 | 1<<8, true},
+		{"answered", ctaProtoInfoTCP, 2, statusSeenReply, false},
+		{"both sent a SYN", ctaProtoInfoTCP, tcpSynSent, statusSeenReply, false},
+		{"picked up in the middle", ctaProtoInfoTCP, 3, 0, false},
+		{"another protocol", 3, tcpSynSent, 0, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			state := nfnetlink.AppendAttribute(nil, ctaProtoInfoTCPState, tc.state)
+			b := nfnetlink.AppendAttribute(nil, ctaStatus, binary.BigEndian.AppendUint32(nil, tc.status)...)
+			b = nfnetlink.AppendNested(b, ctaProtoInfo, nfnetlink.AppendNested(nil, tc.protocol, state))
+			if e, _ := parseEntry(b); e.Waiting != tc.want {
+				t.Errorf("waiting is %v, want %v", e.Waiting, tc.want)
+			}
+		})
+	}
+	if e, _ := parseEntry(nfnetlink.AppendAttribute(nil, ctaStatus, 0, 0, 0, 0)); e.Waiting {
+		t.Error("an entry without a state waits")
+	}
+}
+
 func TestParseEntryZoneOfOneDirection(t *testing.T) {
 	zone := nfnetlink.AppendAttribute(nil, ctaTupleZone, binary.BigEndian.AppendUint16(nil, 9)...)
 	b := nfnetlink.AppendNested(nil, ctaTupleOrig, zone)

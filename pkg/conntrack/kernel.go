@@ -21,13 +21,13 @@ const (
 // It needs CAP_NET_ADMIN there.
 type Kernel struct{}
 
-// Dump calls each with every entry of the family and transport protocol. It holds
-// one entry at a time. nfnetlink.ErrInterrupted says that some may be missing.
-func (Kernel) Dump(ctx context.Context, fam model.Family, protocol uint8, each func(Entry) error) error {
-	err := dump(ctx, fam, protocol, appendFilter(nil, protocol), each)
+// Dump calls each with every entry of the family that the filter lets through. It
+// holds one entry at a time. nfnetlink.ErrInterrupted says that some may be missing.
+func (Kernel) Dump(ctx context.Context, fam model.Family, filter Filter, each func(Entry) error) error {
+	err := dump(ctx, fam, filter.Protocol, filter.append(nil), each)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		// A kernel that knows filters, but not this one, says so before the first entry.
-		err = dump(ctx, fam, protocol, nil, each)
+		err = dump(ctx, fam, filter.Protocol, nil, each)
 	}
 	if err != nil {
 		return fmt.Errorf("read conntrack table: %w", err)

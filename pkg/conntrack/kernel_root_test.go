@@ -143,7 +143,7 @@ func (s *site) entries(frontend netip.AddrPort) []Entry {
 	s.t.Helper()
 	var found []Entry
 	if err := s.node.Do(func() error {
-		return Kernel{}.Dump(s.t.Context(), s.fam, unix.IPPROTO_UDP, func(e Entry) error {
+		return Kernel{}.Dump(s.t.Context(), s.fam, Filter{Protocol: unix.IPPROTO_UDP}, func(e Entry) error {
 			if e.Destination == frontend {
 				found = append(found, e)
 			}
@@ -402,7 +402,7 @@ func TestDumpWithoutPrivilege(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("this test is for a process without CAP_NET_ADMIN")
 	}
-	err := Kernel{}.Dump(context.Background(), model.IPv4, unix.IPPROTO_UDP, func(Entry) error { return nil })
+	err := Kernel{}.Dump(context.Background(), model.IPv4, Filter{Protocol: unix.IPPROTO_UDP}, func(Entry) error { return nil })
 	if !errors.Is(err, unix.EPERM) {
 		t.Errorf("got %v, want EPERM", err)
 	}

@@ -68,6 +68,7 @@ type Metrics struct {
 
 	conntrackDuration *k8smetrics.HistogramVec
 	conntrackDeleted  *k8smetrics.CounterVec
+	failedOver        *k8smetrics.CounterVec
 }
 
 type pending struct{ services, endpoints int }
@@ -81,12 +82,13 @@ func New(reg Registerer, families ...model.Family) *Metrics {
 		m.syncDuration, m.fullSyncDuration, m.partialSyncDuration, m.programming, m.lastSync, m.lastQueued, m.syncs,
 		m.serviceChanges, m.servicesPending, m.endpointChanges, m.endpointsPending,
 		m.rules, m.rulesWritten, m.restoreFailures, m.partialRestoreFailures, m.noLocalEndpoints, m.canaryRepairs,
-		m.healthz, m.livez, m.conntrackDuration, m.conntrackDeleted,
+		m.healthz, m.livez, m.conntrackDuration, m.conntrackDeleted, m.failedOver,
 	)
 	for _, fam := range families {
 		m.restoreFailures.WithLabelValues(fam.String())
 		m.partialRestoreFailures.WithLabelValues(fam.String())
 		m.conntrackDeleted.WithLabelValues(fam.String())
+		m.failedOver.WithLabelValues(fam.String())
 	}
 	return m
 }
@@ -186,6 +188,12 @@ func (m *Metrics) Livez(code int) { m.livez.WithLabelValues(strconv.Itoa(code)).
 func (m *Metrics) ConntrackReconciled(fam model.Family, deleted int, took time.Duration) {
 	m.conntrackDuration.WithLabelValues(fam.String()).Observe(took.Seconds())
 	m.conntrackDeleted.WithLabelValues(fam.String()).Add(float64(deleted))
+}
+
+// ConnectionsFailedOver counts TCP connections that were freed from waiting for an
+// endpoint that had left.
+func (m *Metrics) ConnectionsFailedOver(fam model.Family, n int) {
+	m.failedOver.WithLabelValues(fam.String()).Add(float64(n))
 }
 
 // seconds is a time as Prometheus has it: seconds since the epoch, with fractions.

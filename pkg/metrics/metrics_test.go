@@ -49,6 +49,8 @@ kubeproxy_sync_proxy_rules_iptables_restore_failures_total{ip_family="IPv4"} 0
 kubeproxy_sync_proxy_rules_iptables_restore_failures_total{ip_family="IPv6"} 0
 kubeproxy_sync_proxy_rules_service_changes_pending 0
 kubeproxy_sync_proxy_rules_service_changes_total 0
+miniproxy_connections_failed_over_total{ip_family="IPv4"} 0
+miniproxy_connections_failed_over_total{ip_family="IPv6"} 0
 `
 	if got := samples(scrape(t, reg)); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -80,6 +82,7 @@ func TestValues(t *testing.T) {
 	m.Healthz(200)
 	m.Livez(503)
 	m.ConntrackReconciled(model.IPv4, 4, time.Millisecond)
+	m.ConnectionsFailedOver(model.IPv6, 6)
 	RegisterAccounting(reg, counters{"inv": 9, "lo": 0}, "inv", "lo")
 
 	const want = `kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family="IPv4"} 4
@@ -110,6 +113,7 @@ kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_pol
 kubeproxy_sync_proxy_rules_service_changes_pending 3
 kubeproxy_sync_proxy_rules_service_changes_total 1
 miniproxy_canary_repairs_total{ip_family="IPv4",reason="flushed",table="nat"} 1
+miniproxy_connections_failed_over_total{ip_family="IPv6"} 6
 miniproxy_syncs_total{ip_family="IPv4",trigger="change"} 1
 miniproxy_syncs_total{ip_family="IPv4",trigger="start"} 1
 `

@@ -56,6 +56,8 @@ func declare() *Metrics {
 			"How long it took to remove stale conntrack entries", syncBuckets()),
 		conntrackDeleted: counter(kubeproxy, "conntrack_reconciler_deleted_entries_total",
 			"Stale conntrack entries deleted", "ip_family"),
+		failedOver: counter(miniproxy, "connections_failed_over_total",
+			"TCP connections freed from waiting for an endpoint that had left", "ip_family"),
 	}
 }
 
