@@ -58,17 +58,25 @@ func (r randomRules) ruleset() ruleset.Ruleset {
 
 const chainsPerSide = 4
 
-// prelude are the rules that the test itself needs in every hook.
+// prelude are the rules that the test itself needs in every hook: markers pass, and
+// so does what the host answers of its own accord, which must reach the sender and
+// must not end up on a list.
 func (r randomRules) prelude(hook string) []ruleset.Rule {
-	answers := ruleset.Rule{Matches: []ruleset.Match{ruleset.Conntrack{States: ruleset.Invalid | ruleset.Related}}, Action: ruleset.Accept{}}
-	if hook == "PREROUTING" || hook == "INPUT" {
-		answers.Matches = append([]ruleset.Match{ruleset.InInterface{Pattern: "lo"}}, answers.Matches...)
+	accept := func(matches ...ruleset.Match) ruleset.Rule {
+		return ruleset.Rule{Matches: matches, Action: ruleset.Accept{}}
 	}
-	marker := ruleset.Rule{Matches: []ruleset.Match{ruleset.Source{Prefix: netip.PrefixFrom(r.marker, r.marker.BitLen())}}, Action: ruleset.Accept{}}
-	if hook == "FORWARD" {
-		return []ruleset.Rule{marker}
+	marker := accept(ruleset.Source{Prefix: netip.PrefixFrom(r.marker, r.marker.BitLen())})
+	const errors = ruleset.Invalid | ruleset.Related
+	answers := ruleset.Conntrack{States: errors | ruleset.Established}
+	switch hook {
+	case "PREROUTING", "INPUT":
+		return []ruleset.Rule{marker, accept(ruleset.InInterface{Pattern: "lo"}, answers)}
+	case "OUTPUT":
+		return []ruleset.Rule{marker, accept(answers)}
+	case "POSTROUTING":
+		return []ruleset.Rule{marker, accept(ruleset.Conntrack{States: errors}), accept(ruleset.AddrType{Source: "LOCAL"}, answers)}
 	}
-	return []ruleset.Rule{marker, answers}
+	return []ruleset.Rule{marker}
 }
 
 func (r randomRules) addChain(rs ruleset.Ruleset, table ruleset.Table, side string, i int) {

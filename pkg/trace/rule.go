@@ -54,6 +54,9 @@ func (f *flow) matches(m ruleset.Match, host Host) (bool, error) {
 	case ruleset.Protocol:
 		return (m.Name == f.Protocol) != m.Not, nil
 	case ruleset.SourcePort:
+		if f.randomPort {
+			return false, fmt.Errorf("the kernel chose the source port at random: %w", ErrUnknown)
+		}
 		return m.Protocol == f.Protocol && (m.First <= f.SourcePort && f.SourcePort <= m.Last) != m.Not, nil
 	case ruleset.DestinationPort:
 		return m.Protocol == f.Protocol && (m.First <= f.DestinationPort && f.DestinationPort <= m.Last) != m.Not, nil
@@ -113,7 +116,7 @@ func (f *flow) act(r *rule, host Host) error {
 		f.translate(a.To)
 		f.stack = f.stack[:0]
 	case ruleset.Masquerade:
-		f.hide(host)
+		f.hide(host, a.RandomFully)
 		f.stack = f.stack[:0]
 	default:
 		return ErrUnknown
@@ -135,10 +138,12 @@ func (f *flow) translate(to netip.AddrPort) {
 	f.State |= ruleset.DNATed
 }
 
-// hide gives the packet an address of the host as its source.
-func (f *flow) hide(host Host) {
-	f.masquerade = true
-	if source := host.masqueradeAddr(f.out, f.Destination); source != f.Source {
+// hide gives the packet an address of the host as its source. A port chosen at
+// random makes it a translated one even if the address stays the same.
+func (f *flow) hide(host Host, randomPort bool) {
+	f.masquerade, f.randomPort = true, randomPort
+	source := host.masqueradeAddr(f.out, f.Destination)
+	if source != f.Source || randomPort {
 		f.Source = source
 		f.State |= ruleset.SNATed
 	}

@@ -218,6 +218,7 @@ type flow struct {
 	verdict    Fate
 	translated netip.AddrPort
 	masquerade bool
+	randomPort bool // the source port is the kernel's choice
 	accept     bool
 	lists      Lists
 	wrote      bool

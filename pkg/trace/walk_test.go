@@ -1,6 +1,7 @@
 package trace_test
 
 import (
+	"cmp"
 	"errors"
 	"math"
 	"net/netip"
@@ -87,6 +88,10 @@ func TestWalk(t *testing.T) {
 		{name: "nat in INPUT", rules: "*nat\n-A INPUT -j ACCEPT\n-A INPUT -j LOG\nCOMMIT\n", packet: "eth0 10.9.9.9 10.0.0.1:80", want: "pass"},
 		{name: "to itself", rules: "*filter\n-A INPUT -i lo -j DROP\nCOMMIT\n", packet: "host 127.0.0.1 10.0.0.1:80", want: "DROP"},
 		{name: "to itself, nat is not asked twice", rules: "*nat\n-A PREROUTING -j LOG\n-A INPUT -j LOG\nCOMMIT\n", packet: "host 10.0.0.1 10.0.0.1:80", want: "pass"},
+		{name: "to itself, masqueraded to the same address", rules: "*nat\n-A POSTROUTING -o lo -j MASQUERADE\nCOMMIT\n*filter\n-A INPUT -m conntrack --ctstate SNAT -j REJECT\nCOMMIT\n",
+			packet: "host 10.0.0.1 10.0.0.1:80", want: "pass masquerade"},
+		{name: "to itself, masqueraded with another port", rules: "*nat\n-A POSTROUTING -o lo -j MASQUERADE --random-fully\nCOMMIT\n*filter\n-A INPUT -m conntrack --ctstate SNAT -j REJECT\nCOMMIT\n",
+			packet: "host 10.0.0.1 10.0.0.1:80", want: "REJECT"},
 		{name: "to itself, masqueraded", rules: "*nat\n-A POSTROUTING -o lo -j MASQUERADE\nCOMMIT\n*filter\n-A INPUT -s 10.0.0.1/32 -m conntrack --ctstate SNAT -j REJECT\nCOMMIT\n",
 			packet: "host 127.0.0.1 10.244.1.1:80", want: "REJECT"},
 		{name: "OUTPUT sees the first route", rules: dnat + "*filter\n-A OUTPUT ! -o eth0 -j DROP\nCOMMIT\n", packet: "host 10.0.0.1 10.96.0.80:80", want: "DNAT 10.244.1.10:8080 masquerade", out: "cni0"},
@@ -126,19 +131,21 @@ func TestWalk(t *testing.T) {
 
 func TestWalkErrors(t *testing.T) {
 	tests := []struct {
-		name, rules, want string
-		unknown           bool
+		name, rules, packet, want string
+		unknown                   bool
 	}{
 		{name: "unknown match", rules: "*filter\n-A FORWARD -m string --string x --algo bm -j DROP\nCOMMIT\n", want: "chain filter/FORWARD", unknown: true},
 		{name: "unknown target", rules: "*filter\n-A FORWARD -j LOG\nCOMMIT\n", want: "-j LOG", unknown: true},
 		{name: "address type", rules: "*filter\n-A FORWARD -m addrtype --dst-type BROADCAST\nCOMMIT\n", want: "BROADCAST", unknown: true},
+		{name: "random port", rules: "*nat\n-A POSTROUTING -j MASQUERADE --random-fully\nCOMMIT\n*filter\n-A INPUT -p tcp -m tcp --sport 1234 -j DROP\nCOMMIT\n", packet: "host 127.0.0.1 10.0.0.1:80", want: "at random", unknown: true},
 		{name: "missing chain", rules: "*filter\n-A FORWARD -j NONE\nCOMMIT\n", want: "jumps to NONE"},
 		{name: "other table", rules: "*raw\n-A PREROUTING -j ACCEPT\nCOMMIT\n", want: "table raw is not walked"},
 		{name: "loop", rules: "*filter\n:A - [0:0]\n-A FORWARD -j A\n-A A -g A\nCOMMIT\n", want: "jumps back to A"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			branches, err := trace.Walk(decode(t, tt.rules), node, packet(t, "eth0 10.9.9.9 10.0.0.2:80"), nil)
+			p := packet(t, cmp.Or(tt.packet, "eth0 10.9.9.9 10.0.0.2:80"))
+			branches, err := trace.Walk(decode(t, tt.rules), node, p, nil)
 			if err == nil || branches != nil || !strings.Contains(err.Error(), tt.want) || errors.Is(err, trace.ErrUnknown) != tt.unknown {
 				t.Errorf("branches %v, error %v, want one with %q", branches, err, tt.want)
 			}
