@@ -56,6 +56,9 @@ func (o *options) parse(args []string, io streams) (*config.Config, error) {
 	} else if err != nil {
 		return nil, usageError{fmt.Errorf("%w; see %s --help", err, o.set.Name())}
 	}
+	if o.set.NArg() > 0 {
+		return nil, usageError{fmt.Errorf("unexpected argument %q; see %s --help", o.set.Arg(0), o.set.Name())}
+	}
 	c, err := o.config.Config()
 	if err != nil {
 		return nil, usageError{err}
