@@ -201,6 +201,10 @@ func (f *familyAgent) reportServices(r proxier.Result) {
 				"none of loadBalancerSourceRanges is an %s range: the load balancer IP of this family is open to everybody", f.family)
 		}
 	}
+	for _, refusal := range f.refused.set(f.family, r.Refusals) {
+		f.report.aboutService(refusal.Name.ServiceName, r.Snapshot.Services[refusal.Name].UID, reasonRefused, actionSync,
+			"the rules of port %q are refused on node %s, which %s: %v", refusal.Name.Port, f.config.NodeName, keeps(refusal), refusal.Err)
+	}
 	for _, c := range r.Conflicts {
 		if !slices.Contains(f.conflicts, c) {
 			f.report.aboutService(c.Loser.ServiceName, r.Snapshot.Services[c.Loser].UID, reasonFrontendTaken, actionSync,
@@ -254,6 +258,7 @@ func (f *familyAgent) record(r proxier.Result) {
 		return
 	}
 	f.metrics.SyncSucceeded(f.family, now)
+	f.metrics.Refused(f.family, len(r.Refusals))
 	f.metrics.NoLocalEndpoints(f.family, metrics.Internal, r.NoLocalInternal)
 	f.metrics.NoLocalEndpoints(f.family, metrics.External, r.NoLocalExternal)
 	for _, at := range r.Changes.Triggers {

@@ -61,6 +61,7 @@ type Metrics struct {
 	restoreFailures        *k8smetrics.CounterVec
 	partialRestoreFailures *k8smetrics.CounterVec
 	noLocalEndpoints       *k8smetrics.GaugeVec
+	refused                *k8smetrics.GaugeVec
 	canaryRepairs          *k8smetrics.CounterVec
 
 	healthz *k8smetrics.CounterVec
@@ -81,7 +82,7 @@ func New(reg Registerer, families ...model.Family) *Metrics {
 	reg.MustRegister(
 		m.syncDuration, m.fullSyncDuration, m.partialSyncDuration, m.programming, m.lastSync, m.lastQueued, m.syncs,
 		m.serviceChanges, m.servicesPending, m.endpointChanges, m.endpointsPending,
-		m.rules, m.rulesWritten, m.restoreFailures, m.partialRestoreFailures, m.noLocalEndpoints, m.canaryRepairs,
+		m.rules, m.rulesWritten, m.restoreFailures, m.partialRestoreFailures, m.noLocalEndpoints, m.refused, m.canaryRepairs,
 		m.healthz, m.livez, m.conntrackDuration, m.conntrackDeleted, m.failedOver,
 	)
 	for _, fam := range families {
@@ -169,6 +170,12 @@ func (m *Metrics) PartialSyncFailed(fam model.Family) {
 // endpoints, but none on this node.
 func (m *Metrics) NoLocalEndpoints(fam model.Family, policy Policy, n int) {
 	m.noLocalEndpoints.WithLabelValues(string(policy), fam.String()).Set(float64(n))
+}
+
+// Refused says how many Service ports are left out because the kernel does not take
+// their rules.
+func (m *Metrics) Refused(fam model.Family, n int) {
+	m.refused.WithLabelValues(fam.String()).Set(float64(n))
 }
 
 // CanaryRepaired counts a table of the family that somebody else had damaged and

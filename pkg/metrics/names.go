@@ -23,9 +23,9 @@ func declare() *Metrics {
 			"How long a partial sync of the rules took", syncBuckets()),
 		programming: histogram("network_programming_duration_seconds",
 			"Time from a change of endpoints in the cluster to rules in the kernel of this node", programmingBuckets()),
-		lastSync: gauge("sync_proxy_rules_last_timestamp_seconds",
+		lastSync: gauge(kubeproxy, "sync_proxy_rules_last_timestamp_seconds",
 			"When the rules were last synced without failure", "ip_family"),
-		lastQueued: gauge("sync_proxy_rules_last_queued_timestamp_seconds",
+		lastQueued: gauge(kubeproxy, "sync_proxy_rules_last_queued_timestamp_seconds",
 			"When a sync of the rules was last asked for", "ip_family"),
 		syncs: counter(miniproxy, "syncs_total",
 			"Syncs of the rules by what caused them", "ip_family", "trigger"),
@@ -36,16 +36,18 @@ func declare() *Metrics {
 		endpointsPending: plainGauge("sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices not yet synced"),
 		pending:          map[model.Family]pending{},
 
-		rules: gauge("sync_proxy_rules_iptables_total",
+		rules: gauge(kubeproxy, "sync_proxy_rules_iptables_total",
 			"Iptables rules owned by this agent", "table", "ip_family"),
-		rulesWritten: gauge("sync_proxy_rules_iptables_last",
+		rulesWritten: gauge(kubeproxy, "sync_proxy_rules_iptables_last",
 			"Iptables rules written by the last sync", "table", "ip_family"),
 		restoreFailures: counter(kubeproxy, "sync_proxy_rules_iptables_restore_failures_total",
 			"Iptables transactions that were refused", "ip_family"),
 		partialRestoreFailures: counter(kubeproxy, "sync_proxy_rules_iptables_partial_restore_failures_total",
 			"Partial syncs that failed and were followed by a full one", "ip_family"),
-		noLocalEndpoints: gauge("sync_proxy_rules_no_local_endpoints_total",
+		noLocalEndpoints: gauge(kubeproxy, "sync_proxy_rules_no_local_endpoints_total",
 			"Service ports of traffic policy Local with endpoints elsewhere only", "traffic_policy", "ip_family"),
+		refused: gauge(miniproxy, "refused_service_ports",
+			"Service ports whose rules the kernel does not take", "ip_family"),
 		canaryRepairs: counter(miniproxy, "canary_repairs_total",
 			"Tables written again because another program had changed them", "ip_family", "table", "reason"),
 
@@ -81,9 +83,9 @@ func histogram(name, help string, buckets []float64) *k8smetrics.HistogramVec {
 	}, []string{"ip_family"})
 }
 
-func gauge(name, help string, labels ...string) *k8smetrics.GaugeVec {
+func gauge(prefix, name, help string, labels ...string) *k8smetrics.GaugeVec {
 	return k8smetrics.NewGaugeVec(&k8smetrics.GaugeOpts{
-		Subsystem: kubeproxy, Name: name, Help: help, StabilityLevel: k8smetrics.ALPHA,
+		Subsystem: prefix, Name: name, Help: help, StabilityLevel: k8smetrics.ALPHA,
 	}, labels)
 }
 
