@@ -1,11 +1,12 @@
 package proxier
 
 import (
-	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -19,7 +20,22 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/tracker"
 )
 
-var seedFlag = flag.Uint64("seed", 0, "seed of the random test; 0 for a new one")
+// seedEnv chooses the random numbers, to repeat a failure.
+const seedEnv = "MINIPROXY_TEST_SEED"
+
+// newRand returns random numbers, and names their seed.
+func newRand(t *testing.T) *rand.Rand {
+	t.Helper()
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv(seedEnv); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("%s=%d", seedEnv, seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
 
 // cluster is what an API server holds, and an agent that follows it.
 type cluster struct {
@@ -40,13 +56,9 @@ func TestIncrementalEqualsFull(t *testing.T) {
 	if testing.Short() {
 		steps = 200
 	}
-	seed := *seedFlag
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
 	c := &cluster{
 		host:     newHost(t),
-		Rand:     rand.New(rand.NewPCG(seed, 0)),
+		Rand:     newRand(t),
 		services: map[string]*corev1.Service{},
 		slices:   map[string]*discoveryv1.EndpointSlice{},
 	}
@@ -59,7 +71,7 @@ func TestIncrementalEqualsFull(t *testing.T) {
 		}
 		c.follow()
 		if t.Failed() {
-			t.Fatalf("in step %d; run again with -seed %d", c.step, seed)
+			t.Fatalf("in step %d", c.step)
 		}
 	}
 }

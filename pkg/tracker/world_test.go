@@ -1,10 +1,11 @@
 package tracker
 
 import (
-	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -13,19 +14,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-var seedFlag = flag.Uint64("seed", 0, "seed of the random tests; 0 for a new one")
+// seedEnv chooses the random numbers, to repeat a failure.
+const seedEnv = "MINIPROXY_TEST_SEED"
 
-// newRand returns random numbers, and names the seed if the test fails.
+// newRand returns random numbers, and names their seed.
 func newRand(t *testing.T) *rand.Rand {
-	seed := *seedFlag
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("run again with -seed %d", seed)
+	t.Helper()
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv(seedEnv); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatal(err)
 		}
-	})
+	}
+	t.Logf("%s=%d", seedEnv, seed)
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
