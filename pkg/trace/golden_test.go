@@ -36,16 +36,9 @@ type result struct {
 	rs   ruleset.Ruleset
 }
 
-// results returns the rulesets of the named cases, or of all.
+// results returns the rulesets of the named cases.
 func results(t *testing.T, names ...string) []result {
 	t.Helper()
-	if len(names) == 0 {
-		all, err := golden.Names()
-		if err != nil {
-			t.Fatal(err)
-		}
-		names = all
-	}
 	var list []result
 	for _, name := range names {
 		c, err := golden.Load(name)
@@ -72,11 +65,17 @@ func newTracer(t *testing.T, rs ruleset.Ruleset, host trace.Host) *trace.Tracer 
 	return tracer
 }
 
+// varied are cases that have every kind of rule among them.
+var varied = []string{
+	"affinity-clientip", "clusterip-no-endpoints", "clusterip-udp-sctp", "config-detect-bridge", "dual-stack", "endpoints-3",
+	"externalips-local", "internal-local-1", "lb-local-1-endpoint", "lb-source-ranges-node-inside", "nodeport-localhost-off", "terminating-fallback-local",
+}
+
 // TestGoldenEqualsItself also makes sure that every packet's branches add up to 1
 // and that the packets reach every rule that does something.
 func TestGoldenEqualsItself(t *testing.T) {
 	every := 0
-	for _, r := range results(t) {
+	for _, r := range results(t, varied...) {
 		t.Run(r.name, func(t *testing.T) {
 			tracer := newTracer(t, r.rs, r.host)
 			packets := trace.Packets(r.host, extra, r.rs)
