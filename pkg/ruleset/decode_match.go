@@ -42,7 +42,7 @@ func (p *ruleParser) implicitMatch(option string) error {
 
 func (p *ruleParser) addModule(name string, args []token) error {
 	if len(args) == 1 && args[0].raw == "!" {
-		return errors.New("nothing follows the !")
+		return errors.New("a ! that negates nothing")
 	}
 	matches, ok := knownMatch(name, args)
 	if !ok {

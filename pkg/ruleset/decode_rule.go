@@ -35,7 +35,7 @@ func (p *ruleParser) next() error {
 	start := p.tokens
 	not := p.takeNot()
 	if len(p.tokens) == 0 {
-		return errors.New("nothing follows the !")
+		return errors.New("a ! that negates nothing")
 	}
 	flag := p.tokens[0].raw
 	if strings.HasPrefix(flag, "--") && !isRuleFlag(flag) {

@@ -155,7 +155,7 @@ func TestDecodeErrors(t *testing.T) {
 		{"length", "*nat\n-A PREROUTING -s 10.0.0.0/33\n", "line 2: -s: "},
 		{"address twice", "*nat\n-A PREROUTING -s 10.0.0.1 -s 10.0.0.2\n", "line 2: -s: given twice"},
 		{"no value", "*nat\n-A PREROUTING -s\n", "line 2: -s: a word is missing"},
-		{"lone negation", "*nat\n-A PREROUTING !\n", "line 2: nothing follows the !"},
+		{"lone negation", "*nat\n-A PREROUTING !\n", "line 2: a ! that negates nothing"},
 		{"negated jump", "*nat\n-A PREROUTING ! -j ACCEPT\n", "line 2: -j cannot be negated"},
 		{"two targets", "*nat\n-A PREROUTING -j ACCEPT -j ACCEPT\n", "line 2: a second target"},
 		{"option of nothing", "*nat\n-A PREROUTING --dport 80\n", "line 2: option --dport belongs to no match"},

@@ -187,10 +187,12 @@ func (w *walk) add(f *flow) {
 		w.branches[i].Probability += f.probability
 		return
 	}
-	if w.seen == nil {
+	if w.seen == nil && len(w.waiting) > 0 { // most packets have one way only
 		w.seen = map[branchKey]int{}
 	}
-	w.seen[key] = len(w.branches)
+	if w.seen != nil {
+		w.seen[key] = len(w.branches)
+	}
 	b := Branch{Outcome: key.outcome, Probability: f.probability, Lists: f.lists, path: f.path}
 	if f.leaves() {
 		b.Out = f.out
