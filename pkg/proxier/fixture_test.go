@@ -109,9 +109,11 @@ func (h *host) sync() {
 	h.mustEqualFresh()
 }
 
-// context carries a logger that keeps thousands of syncs from writing to the terminal.
-func (h *host) context() context.Context {
-	return klog.NewContext(h.t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard))))
+func (h *host) context() context.Context { return quiet(h.t.Context()) }
+
+// quiet keeps thousands of syncs from writing to the terminal.
+func quiet(ctx context.Context) context.Context {
+	return klog.NewContext(ctx, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard))))
 }
 
 // fresh is what the rules should be.
@@ -158,16 +160,17 @@ func (h *host) mustEqualFresh() {
 	for _, diff := range ruleset.Diff(h.ours(), h.fresh()) {
 		h.t.Errorf("the kernel differs from a fresh rendering: %v", diff)
 	}
+	rules := h.rules()
 	for _, hook := range render.Hooks() {
-		if n := h.countJumps(hook); n != 1 {
+		if n := countJumps(rules, hook); n != 1 {
 			h.t.Errorf("%d jumps from %s to %s, want 1", n, hook.From, hook.Rule.Target())
 		}
 	}
 }
 
-func (h *host) countJumps(hook ruleset.Hook) int {
+func countJumps(rules ruleset.Ruleset, hook ruleset.Hook) int {
 	n := 0
-	if chain := h.rules()[hook.From]; chain != nil {
+	if chain := rules[hook.From]; chain != nil {
 		for _, rule := range chain.Rules {
 			if rule.String() == hook.Rule.String() {
 				n++

@@ -52,7 +52,7 @@ type cluster struct {
 // that starts at that moment, and between two transactions no packet meets a rule
 // that was not right before and is not right in the end.
 func TestIncrementalEqualsFull(t *testing.T) {
-	steps := 2000
+	steps := 1000
 	if testing.Short() {
 		steps = 200
 	}

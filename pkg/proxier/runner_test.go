@@ -46,7 +46,7 @@ var steady = Pace{Pause: PaceFixed(time.Second), Retry: Backoff(30 * time.Second
 func observe(t *testing.T, w *workload, pace Pace, act func(r *Runner)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := context.WithCancel(t.Context())
+		ctx, stop := context.WithCancel(quiet(t.Context()))
 		w.start = time.Now()
 		r := NewRunner(w.run, pace)
 		done := make(chan struct{})
@@ -147,10 +147,11 @@ func TestRunnerPacesByCost(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			w := workload{cost: test.cost}
 			observe(t, &w, pace, func(r *Runner) {
-				for len(w.begun) < len(test.want) {
+				for range test.want[len(test.want)-1] / (ms / 2) {
 					r.Trigger()
 					time.Sleep(ms / 2)
 				}
+				time.Sleep(ms / 2)
 			})
 			w.mustBegin(t, test.want...)
 		})

@@ -23,7 +23,7 @@ func TestFirstSync(t *testing.T) {
 	jumps := 0
 	h.afterRestore = func() {
 		for _, hook := range render.Hooks() {
-			jumps += h.countJumps(hook)
+			jumps += countJumps(h.rules(), hook)
 		}
 	}
 	h.sync()
@@ -443,7 +443,7 @@ func TestStop(t *testing.T) {
 	if n := len(h.takeInputs()); n != 1 {
 		t.Errorf("%d restores, want 1", n)
 	}
-	if h.countJumps(render.Hooks()[0]) != 0 {
+	if countJumps(h.rules(), render.Hooks()[0]) != 0 {
 		t.Error("jumps were put in place although the rules are not complete")
 	}
 }
