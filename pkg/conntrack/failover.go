@@ -43,8 +43,8 @@ type Failover struct {
 	// whatever their state.
 	dropEstablished bool
 
-	// node is what the served routes were chosen for.
-	node model.NodeFacts
+	// zone is where the served routes were chosen for, by the endpoints' hints.
+	zone string
 	// served are the routes of each TCP Service port, nil before the first call.
 	served map[model.ServicePortName]routes
 	// lost are the frontends that the table must be searched for, without backends.
@@ -83,11 +83,10 @@ func (f *Failover) note(snap model.Snapshot, changed []model.ServicePortName) {
 	if first {
 		f.served = map[model.ServicePortName]routes{}
 	}
-	// Hints choose by these two.
-	if first || snap.Node.Name != f.node.Name || snap.Node.Zone != f.node.Zone {
+	if first || snap.Node.Zone != f.zone {
 		changed = slices.AppendSeq(slices.Clone(changed), maps.Keys(snap.Services))
 	}
-	f.node = snap.Node
+	f.zone = snap.Node.Zone
 	for _, name := range changed {
 		if name.Protocol != model.TCP {
 			continue

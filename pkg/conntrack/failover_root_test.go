@@ -225,7 +225,7 @@ func (s *tcpSite) crowd(leave func()) outcome {
 	left := make(chan struct{})
 	for i := range callers {
 		group.Go(func() {
-			for rest := afterwards; rest > 0; {
+			for rest := afterwards; rest > 0 && s.t.Context().Err() == nil; {
 				pod, took, err := s.ask(s.frontend(i))
 				mu.Lock()
 				got.took = append(got.took, took)

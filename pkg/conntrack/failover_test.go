@@ -18,6 +18,9 @@ import (
 // ns1/web is ns1/dns in TCP.
 var web = model.ServicePortName{ServiceName: model.ServiceName{Namespace: "ns1", Name: "web"}, Port: "web", Protocol: model.TCP}
 
+// endpointC is one more pod of the tests of TCP.
+var endpointC = netip.MustParseAddrPort("10.244.1.12:5353")
+
 // webSnapshot has ns1/web with these endpoints, and changes to the Service.
 func webSnapshot(eps []model.Endpoint, changes ...func(*model.ServicePort)) model.Snapshot {
 	port := dnsPort()
@@ -72,6 +75,9 @@ func TestFailover(t *testing.T) {
 	inZone.Zone = 7
 	udp := flow(viaService, endpointA)
 
+	besideUDP := webSnapshot(serving(endpointB))
+	besideUDP.Services[dns], besideUDP.Endpoints[dns] = dnsPort(), serving(endpointA)
+
 	for _, tc := range []struct {
 		name  string
 		now   model.Snapshot
@@ -88,6 +94,7 @@ func TestFailover(t *testing.T) {
 		{"an endpoint that is terminating, others ready", webSnapshot(draining), syn(viaService, endpointA), true},
 		{"the last endpoint is terminating", webSnapshot(draining[:1]), syn(viaService, endpointA), false},
 		{"terminating and dead", webSnapshot(is(model.Endpoint{Terminating: true})), syn(viaService, endpointA), true},
+		{"an endpoint that a UDP Service still has", besideUDP, syn(viaService, endpointA), true},
 		{"an endpoint that never was one", onlyB, syn(viaService, to(endpointA.Addr(), 9)), true},
 
 		{"no endpoint left", webSnapshot(nil), syn(viaService, endpointA), true},
@@ -147,6 +154,7 @@ func TestFailoverLooks(t *testing.T) {
 		snap.Services[dns], snap.Endpoints[dns] = dnsPort(), serving(eps...)
 		return snap
 	}
+	aHere := is(model.Endpoint{Ready: true, Serving: true, Local: true})
 	changed := []model.ServicePortName{dns, web}
 	table := &fakeTable{}
 	f := newFailover(table, &record{}, false)
@@ -170,6 +178,9 @@ func TestFailoverLooks(t *testing.T) {
 		{"other zone", zoned("zone-b"), nil, true},
 		{"frontend added", webSnapshot(serving(endpointA, endpointB), func(p *model.ServicePort) { p.ExternalIPs = append(p.ExternalIPs, otherIP) }), changed, false},
 		{"frontend removed", webSnapshot(serving(endpointA, endpointB)), changed, true},
+		{"local endpoints only, inside", webSnapshot(aHere, internalLocal), changed, true},
+		{"remote endpoint removed, outside went there", webSnapshot(aHere[:1], internalLocal), changed, true},
+		{"remote endpoint added", webSnapshot(aHere, internalLocal), changed, false},
 		{"Service gone", model.Snapshot{}, changed, true},
 		{"still gone", model.Snapshot{}, changed, false},
 	} {
@@ -194,23 +205,29 @@ func TestFailoverLooks(t *testing.T) {
 func TestFailoverLetsServingEndpointAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answered, silent := syn(to(clusterIP, servicePort), endpointA), syn(to(vip, servicePort), endpointA)
-		dead := syn(to(clusterIP, servicePort), to(endpointA.Addr(), 9))
-		table, rec := &fakeTable{entries: []Entry{answered, silent, dead}}, &record{}
+		gone, dead := syn(to(clusterIP, servicePort), to(endpointA.Addr(), 9)), syn(to(clusterIP, servicePort), endpointC)
+		table, rec := &fakeTable{entries: []Entry{answered, silent, gone, dead}}, &record{}
 		var looks []time.Duration
+		var waiting []int
 		start := time.Now()
 		table.dumped = func() {
 			looks = append(looks, time.Since(start))
+			waiting = append(waiting, len(table.entries))
 			table.entries[0].Waiting = false
 		}
 		f := newFailover(table, rec, false)
-		draining := webSnapshot(is(model.Endpoint{Serving: true, Terminating: true}))
+		draining := webSnapshot(append(is(model.Endpoint{Serving: true, Terminating: true}), model.Endpoint{Addr: endpointC}))
 		if err := f.Clean(t.Context(), draining, nil, allNodePorts); err != nil {
 			t.Fatal(err)
 		}
 		answered.Waiting = false
 		checkEntries(t, table, answered)
-		if want := []time.Duration{0, answerTime}; !slices.Equal(looks, want) || rec.freed != 2 {
-			t.Errorf("got looks after %v and %d freed, want %v and 2", looks, rec.freed, want)
+		if want := []time.Duration{0, answerTime}; !slices.Equal(looks, want) || rec.freed != 3 {
+			t.Errorf("got looks after %v and %d freed, want %v and 3", looks, rec.freed, want)
+		}
+		// Where nobody serves there is nothing to wait for.
+		if want := []int{4, 2}; !slices.Equal(waiting, want) {
+			t.Errorf("the looks found %v entries, want %v", waiting, want)
 		}
 	})
 }
@@ -303,11 +320,12 @@ func TestDropEstablished(t *testing.T) {
 // the other's are left alone, and what both have is not lost with one.
 func TestFailoverOfTwoServices(t *testing.T) {
 	second := model.ServicePortName{ServiceName: model.ServiceName{Namespace: "ns1", Name: "web2"}, Protocol: model.TCP}
-	endpointC := netip.MustParseAddrPort("10.244.1.12:5353")
+	endpointD := netip.MustParseAddrPort("10.244.1.13:5353")
 	snap := func(eps ...netip.AddrPort) model.Snapshot {
-		s := webSnapshot(serving(eps...))
+		// D is an endpoint of both, and does not serve the first.
+		s := webSnapshot(append(serving(eps...), model.Endpoint{Addr: endpointD}))
 		s.Services[second] = model.ServicePort{Name: second, ClusterIP: otherIP, Port: servicePort, ExternalIPs: []netip.Addr{externalIP}}
-		s.Endpoints[second] = serving(endpointB)
+		s.Endpoints[second] = serving(endpointB, endpointD)
 		return s
 	}
 	shared, own := to(externalIP, servicePort), to(clusterIP, servicePort)
@@ -315,9 +333,11 @@ func TestFailoverOfTwoServices(t *testing.T) {
 		syn(shared, endpointA): true,
 		syn(shared, endpointB): false,
 		syn(shared, endpointC): false,
+		syn(shared, endpointD): false,
 		syn(own, endpointA):    true,
 		syn(own, endpointB):    true,
 		syn(own, endpointC):    false,
+		syn(own, endpointD):    true,
 	}
 	table := &fakeTable{}
 	f := newFailover(table, &record{}, false)
