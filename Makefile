@@ -8,7 +8,7 @@ SHELL := bash
 
 GO ?= go
 IMAGE ?= miniproxy:dev
-FUZZTIME ?= 5s
+FUZZTIME ?= 10s
 # What test results are written to, for check to add up.
 RESULTS ?= bin/results
 
@@ -59,7 +59,7 @@ unit-test: bin/tally
 	$(GO) test -json -race -shuffle=on $(filter-out $(ROOT_PACKAGES),$(PACKAGES)) | bin/tally -o $(RESULTS)/$@
 
 .PHONY: fuzz
-fuzz: bin/tally ## every fuzz target for FUZZTIME (5s)
+fuzz: bin/tally ## every fuzz target for FUZZTIME (10s)
 	GO='$(GO)' hack/fuzz.sh $(FUZZTIME) | bin/tally -o $(RESULTS)/$@
 
 .PHONY: root-test

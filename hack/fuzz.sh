@@ -4,12 +4,12 @@
 #
 #   hack/fuzz.sh [TIME]
 #
-# TIME is how long each gets (5s). Prints go test's JSON events.
+# TIME is how long each gets (10s). Prints go test's JSON events.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 go=${GO:-go}
-time=${1:-5s}
+time=${1:-10s}
 status=0
 
 # A line "Fuzz…" names a target of the package in the next "ok" line.
