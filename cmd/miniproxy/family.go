@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -98,13 +99,14 @@ func (f *familyAgent) run(ctx context.Context) error {
 	case <-f.begun:
 	}
 	watch := canary.New(f.kernel, f.config.SyncPeriod, f.touched)
-	watching := make(chan error, 1)
-	go func() { watching <- watch.Run(ctx) }()
-	serving := make(chan struct{})
-	go func() { defer close(serving); f.healthPorts.Run(ctx) }()
+	var parts sync.WaitGroup
+	var err error
+	parts.Go(func() { err = watch.Run(ctx) })
+	parts.Go(func() { newDrift(f, watch).run(ctx) })
+	parts.Go(func() { f.healthPorts.Run(ctx) })
 	f.runner.Run(ctx)
-	<-serving
-	return <-watching
+	parts.Wait()
+	return err
 }
 
 // queue asks for a sync.

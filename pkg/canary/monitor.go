@@ -66,6 +66,8 @@ type Monitor struct {
 	chains    Chains
 	period    time.Duration
 	onTouched func(Report)
+	// poke asks for a look; what it finds is to be reported if true is sent.
+	poke chan bool
 
 	// missing are the tables without a canary, each with what is to be reported
 	// once it has one: nothing for a table that was never tried.
@@ -79,7 +81,13 @@ type Monitor struct {
 // must not block. More sources of reports may join this one; all of them say which
 // tables, and why.
 func New(chains Chains, period time.Duration, onTouched func(Report)) *Monitor {
-	m := &Monitor{chains: chains, period: period, onTouched: onTouched, missing: map[ruleset.Table]Cause{}}
+	m := &Monitor{
+		chains:    chains,
+		period:    period,
+		onTouched: onTouched,
+		poke:      make(chan bool, 1),
+		missing:   map[ruleset.Table]Cause{},
+	}
 	for _, table := range tables {
 		m.missing[table] = ""
 	}
@@ -88,7 +96,7 @@ func New(chains Chains, period time.Duration, onTouched func(Report)) *Monitor {
 
 // Run makes the canaries and watches them until ctx is done; then it returns nil.
 func (m *Monitor) Run(ctx context.Context) error {
-	m.poll(ctx)
+	m.poll(ctx, true)
 	tick := time.NewTicker(m.period)
 	defer tick.Stop()
 	for {
@@ -96,28 +104,48 @@ func (m *Monitor) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			m.poll(ctx)
+			m.poll(ctx, true)
+		case report := <-m.poke:
+			m.poll(ctx, report)
 		}
 	}
 }
 
-// poll looks once and reports what it noticed.
+// Poke makes Run look at once, without waiting for the period to end. It never
+// blocks.
+func (m *Monitor) Poke() { m.ask(true) }
+
+// Restore makes Run put back at once what is missing, without reporting it: the
+// caller knows what was lost.
+func (m *Monitor) Restore() { m.ask(false) }
+
+func (m *Monitor) ask(report bool) {
+	select {
+	case m.poke <- report:
+	default: // it is about to look anyway
+	}
+}
+
+// poll looks once, puts back what is missing, and reports what it noticed if that is
+// wanted.
 //
 // A loss is reported when the canary is back, not before: one that came back after
 // the repair would not notice a flush between the two. While it cannot be made, the
 // tables cannot be written either.
-func (m *Monitor) poll(ctx context.Context) {
+func (m *Monitor) poll(ctx context.Context, report bool) {
 	lookErr := m.look(ctx)
 	made, makeErr := m.make(ctx)
 	if ctx.Err() != nil {
 		return
 	}
 	m.logFailure(ctx, errors.Join(lookErr, makeErr))
+	if !report {
+		return
+	}
 	for _, cause := range [...]Cause{Flushed, Unwatched} {
 		if tables := made[cause]; len(tables) > 0 {
-			report := Report{Cause: cause, Tables: tables}
 			klog.FromContext(ctx).Info("Netfilter tables may have lost rules", "cause", cause, "tables", tables)
-			m.onTouched(report)
+			m.onTouched(Report{Cause: cause, Tables: tables})
 		}
 	}
 }

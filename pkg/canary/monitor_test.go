@@ -304,3 +304,39 @@ func TestMonitorLogsLastingFailureOnce(t *testing.T) {
 		})
 	}
 }
+
+func TestPokeAndRestore(t *testing.T) {
+	tests := []struct {
+		name string
+		ask  func(*Monitor)
+		want []string
+	}{
+		{"Poke reports at once", (*Monitor).Poke, []string{"flushed: [nat]"}},
+		{"Restore puts back and says nothing", (*Monitor).Restore, nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				kernel := newTableSet()
+				var reports []string
+				m := New(kernel, period, func(r Report) { reports = append(reports, r.String()) })
+				ctx, stop := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- m.Run(ctx) }()
+				synctest.Wait()
+				kernel.flush(ruleset.NAT)
+				tt.ask(m)
+				synctest.Wait()
+				if !slices.Equal(reports, tt.want) || !kernel.has(ruleset.NAT) {
+					t.Errorf("reports %v, want %v; the canary is back: %v", reports, tt.want, kernel.has(ruleset.NAT))
+				}
+				time.Sleep(2 * period)
+				if len(reports) != len(tt.want) {
+					t.Errorf("reported later: %v", reports)
+				}
+				stop()
+				<-ended
+			})
+		})
+	}
+}

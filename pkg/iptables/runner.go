@@ -46,8 +46,9 @@ type Seams struct {
 	Run func(ctx context.Context, input []byte, program string, args ...string) ([]byte, error)
 	// Save and Restore are the programs that Run is asked for.
 	Save, Restore string
-	// Chains works on single chains and rules.
+	// Chains works on single chains and rules, with the program Tables.
 	Chains Chains
+	Tables string
 	// ChainNames lists the chains of a table, nil for a table that does not exist,
 	// and does not create it.
 	ChainNames func(ctx context.Context, table ruleset.Table) ([]string, error)
@@ -65,6 +66,7 @@ type Runner struct {
 	family  model.Family
 	backend Backend
 	seams   Seams
+	own     *ownWrites
 }
 
 // New returns a Runner that works with the programs in PATH. It touches no table.
@@ -83,7 +85,9 @@ func New(ctx context.Context, fam model.Family, backend Backend) (*Runner, error
 
 // NewWith returns a Runner that stands on the given seams.
 func NewWith(fam model.Family, backend Backend, seams Seams) *Runner {
-	return &Runner{family: fam, backend: backend, seams: seams}
+	r := &Runner{family: fam, backend: backend, seams: seams, own: &ownWrites{}}
+	r.seams.Chains = notedChains{Chains: seams.Chains, own: r.own, program: seams.Tables}
+	return r
 }
 
 // realSeams finds the programs of a family and backend.
@@ -107,6 +111,7 @@ func realSeams(ctx context.Context, fam model.Family, backend Backend, lockWait 
 	major, minor, patch := chains.GetIptablesVersion()
 	seams := Seams{
 		Run:         run,
+		Tables:      found.tables,
 		Save:        found.save,
 		Restore:     found.restore,
 		Chains:      chains,
@@ -161,6 +166,9 @@ func (r *Runner) Restore(ctx context.Context, input []byte) error {
 }
 
 func (r *Runner) restore(ctx context.Context, input []byte, more ...string) error {
+	if r.backend == NFT {
+		defer r.own.begin(r.seams.Restore, touchedBy(input))()
+	}
 	args := append([]string{"-w", strconv.Itoa(r.seams.LockWait), "--noflush", "--counters"}, more...)
 	_, err := r.seams.Run(ctx, input, r.seams.Restore, args...)
 	if failed, ok := errors.AsType[*CommandError](err); ok && failed.Status >= 0 {

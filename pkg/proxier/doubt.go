@@ -5,13 +5,14 @@ import "sync"
 // Trigger is what made a sync happen.
 type Trigger string
 
-// The triggers. All but the last one make a full sync.
+// The triggers. Start and Failure make a full sync.
 const (
 	// Start is the first sync of the process.
 	Start Trigger = "start"
 	// Failure is the sync after one that failed.
 	Failure Trigger = "failure"
-	// Touched is the sync after somebody else changed the tables.
+	// Touched is the sync after somebody else changed the tables: a full one unless it
+	// is known which chains they were.
 	Touched Trigger = "touched"
 	// Change is any other sync: something changed in the cluster, or it was time to
 	// look after the rules.

@@ -52,6 +52,9 @@ type Result struct {
 	Trigger  Trigger
 	Full     bool
 	Duration time.Duration
+	// Repaired are the chains that were written again because somebody else had touched
+	// them, in a sync that is not full.
+	Repaired []ruleset.ChainID
 	// Options is what was rendered with.
 	Options render.Options
 	// Snapshot is what the rules were made from, valid until the next sync.
@@ -83,6 +86,8 @@ type Proxier struct {
 	chunk int
 	// doubt says that the kernel may hold anything: write all of it.
 	doubt doubt
+	// damage is what somebody else did to single chains.
+	damage damage
 	// jumpsChecked is when the jump rules were last looked at.
 	jumpsChecked time.Time
 
@@ -127,13 +132,26 @@ func (p *Proxier) ForceFull(reason string) { p.doubt.raise(Touched, reason) }
 func (p *Proxier) Sync(ctx context.Context) error {
 	start := time.Now()
 	trigger, detail := p.doubt.settle()
-	if trigger == Change && p.jumpsWereMissing(ctx) {
-		trigger, detail = Touched, "jump rules were missing"
-	}
 	full := trigger != Change
+	damage := p.damage.take()
+	var repaired []ruleset.ChainID
+	var damaged []model.ServicePortName
+	if !full {
+		repaired, damaged = p.doubtChains(damage.Chains)
+		if len(repaired) > 0 {
+			trigger = Touched
+		}
+		if damage.Jumps {
+			// They are put in place after the chains that they lead to.
+			p.jumpsChecked = time.Time{}
+		} else if p.jumpsWereMissing(ctx) {
+			// Who took them will hardly have stopped at that, and nobody saw what else it was.
+			trigger, detail, full = Touched, "jump rules were missing", true
+		}
+	}
 	snapshot, changes := p.tracker.Take()
 	p.unsynced = join(p.unsynced, changes)
-	p.unsynced.ServicePorts = merge(p.unsynced.ServicePorts, p.release(ctx, snapshot))
+	p.unsynced.ServicePorts = merge(p.unsynced.ServicePorts, merge(damaged, p.release(ctx, snapshot)))
 
 	w, err := p.write(ctx, snapshot, full)
 	if err != nil {
@@ -146,6 +164,7 @@ func (p *Proxier) Sync(ctx context.Context) error {
 		Trigger:   trigger,
 		Full:      full,
 		Duration:  time.Since(start),
+		Repaired:  repaired,
 		Options:   p.opts,
 		Snapshot:  snapshot,
 		Changes:   p.unsynced,
@@ -158,20 +177,29 @@ func (p *Proxier) Sync(ctx context.Context) error {
 	if err == nil {
 		p.unsynced = tracker.Changes{}
 		logResult(klog.FromContext(ctx), result, detail)
+		logRepair(ctx, damage, repaired)
 	}
 	p.observer.Synced(ctx, result)
 	return err
 }
 
 // write writes what the kernel lacks. If it refuses some of it, it is written once
-// more without the Service ports that were the cause. The writer is for the report.
+// more without the Service ports that were the cause: those that the refusal blames,
+// and if that was not all, everyone that is found. The writer is for the report.
 func (p *Proxier) write(ctx context.Context, snapshot model.Snapshot, full bool) (*writer, error) {
 	before := maps.Clone(p.units)
 	w := p.newWriter(full)
 	names, err := p.syncProxyRules(ctx, w, snapshot, full)
-	if isRefused(err) && p.contain(ctx, snapshot, before, names, err) {
+	for suspects := p.blamed(err); isRefused(err) && p.contain(ctx, snapshot, before, suspects, names); suspects = nil {
 		w = p.newWriter(true)
-		_, err = p.syncProxyRules(ctx, w, snapshot, true)
+		names, err = p.syncProxyRules(ctx, w, snapshot, true)
+	}
+	if err != nil {
+		// Nobody knows which of these the kernel holds, so that none of them can be kept.
+		for _, name := range names {
+			delete(before, name)
+		}
+		p.units = before
 	}
 	return w, err
 }

@@ -53,17 +53,17 @@ func isRefused(err error) bool {
 }
 
 // contain finds out which of the Service ports that were to be written made the
-// kernel refuse a transaction, and puts them aside. It reports whether there are
-// any; if not, something else is wrong.
+// kernel refuse a transaction, among the suspects first, and puts them aside. It
+// reports whether there are any; if not, something else is wrong.
 func (p *Proxier) contain(ctx context.Context, snapshot model.Snapshot, before map[model.ServicePortName]*render.Unit,
-	names []model.ServicePortName, cause error) bool {
+	suspects, names []model.ServicePortName) bool {
 	if p.try(ctx, snapshot, nil) != nil {
 		// Not even what belongs to no Service is taken.
 		return false
 	}
-	refused := p.isolate(ctx, snapshot, p.blamed(cause))
+	refused := p.isolate(ctx, snapshot, p.atLarge(suspects))
 	if len(refused) == 0 {
-		for group := range slices.Chunk(names, groupSize) {
+		for group := range slices.Chunk(p.atLarge(names), groupSize) {
 			maps.Copy(refused, p.isolate(ctx, snapshot, group))
 		}
 	}
@@ -74,6 +74,11 @@ func (p *Proxier) contain(ctx context.Context, snapshot model.Snapshot, before m
 		klog.FromContext(ctx).Error(err, "The rules of a Service port are refused; the others are not affected", "servicePort", name.String())
 	}
 	return len(refused) > 0
+}
+
+// atLarge returns those of the Service ports that are not in quarantine.
+func (p *Proxier) atLarge(names []model.ServicePortName) []model.ServicePortName {
+	return slices.DeleteFunc(slices.Clone(names), func(name model.ServicePortName) bool { return p.quarantine[name] != nil })
 }
 
 func (r *Refusal) fail(err error) {

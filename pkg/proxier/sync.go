@@ -45,11 +45,13 @@ func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.
 	if err := w.removeAll(ctx, append(dispatchGone, gone...)); err != nil {
 		return dirty, err
 	}
+	if full || p.jumpsChecked.IsZero() {
+		if _, err := p.ensureJumps(ctx); err != nil {
+			return dirty, err
+		}
+	}
 	if !full {
 		return dirty, nil
-	}
-	if _, err := p.ensureJumps(ctx); err != nil {
-		return dirty, err
 	}
 	return dirty, p.sweep(ctx, w)
 }
@@ -154,8 +156,8 @@ func (p *Proxier) writeDispatch(ctx context.Context, w *writer) (gone []ruleset.
 	return gone, nil
 }
 
-// jumpsWereMissing looks after the jump rules from time to time. One that is missing
-// was removed by somebody who will hardly have stopped at that.
+// jumpsWereMissing looks after the jump rules from time to time, and reports whether
+// some had been removed.
 func (p *Proxier) jumpsWereMissing(ctx context.Context) bool {
 	if time.Since(p.jumpsChecked) < jumpPeriod {
 		return false

@@ -59,6 +59,13 @@ func (d *Dispatcher) SetOptions(opts Options) {
 	}
 }
 
+// Refresh makes the next call of Chains return all chains, as if each had changed.
+func (d *Dispatcher) Refresh() {
+	for i := range d.indexes {
+		d.indexes[i].refresh()
+	}
+}
+
 // Replace puts one unit in the place of another one of the same Service port.
 // Either may be nil.
 func (d *Dispatcher) Replace(old, current *Unit) {

@@ -121,3 +121,8 @@ func SharedChains() []ruleset.ChainID { return []ruleset.ChainID{filterChain(Fir
 
 // Shares reports whether a chain is one of SharedChains.
 func Shares(id ruleset.ChainID) bool { return slices.Contains(SharedChains(), id) }
+
+// IsHooked reports whether a jump rule of ours stands in a chain.
+func IsHooked(id ruleset.ChainID) bool {
+	return slices.ContainsFunc(Hooks(), func(h ruleset.Hook) bool { return h.From == id })
+}

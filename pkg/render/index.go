@@ -65,6 +65,14 @@ func (x *index) setLimit(limit int) {
 	x.limit = limit
 }
 
+// refresh makes every chain count as changed.
+func (x *index) refresh() {
+	x.change()
+	for _, it := range slices.Concat(x.items, x.itemsBefore) {
+		x.touched = append(x.touched, it.key)
+	}
+}
+
 // change is called before every change.
 func (x *index) change() {
 	if !x.changed {
@@ -81,9 +89,7 @@ func (x *index) flush(tail []ruleset.Rule) (write []ruleset.Chain, gone []rulese
 	isFlat, wasFlat := len(x.items) <= x.limit, len(x.itemsBefore) <= x.limitBefore
 	if isFlat != wasFlat {
 		// The form itself changes, and every chain with it.
-		for _, it := range slices.Concat(x.items, x.itemsBefore) {
-			x.touched = append(x.touched, it.key)
-		}
+		x.refresh()
 	}
 	slices.SortFunc(x.touched, key.compare)
 	root, write := x.render(x.items, isFlat)

@@ -1,0 +1,72 @@
+package iptables
+
+import (
+	"maps"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+)
+
+func natIDs(names ...string) []ruleset.ChainID {
+	var ids []ruleset.ChainID
+	for _, name := range names {
+		ids = append(ids, ruleset.ChainID{Table: ruleset.NAT, Name: name})
+	}
+	return ids
+}
+
+func TestOwnWrites(t *testing.T) {
+	const input = "*filter\n:F - [0:0]\nCOMMIT\n*nat\n:A - [0:0]\n:B - [0:0]\n-A A -j B\nCOMMIT\n"
+	const process = "iptables-nft-re"
+	tests := []struct {
+		name string
+		edit Edit
+		want bool
+	}{
+		{"all of one table", Edit{Process: process, Chains: natIDs("A", "B")}, true},
+		{"a part of it", Edit{Process: process, Chains: natIDs("B")}, true},
+		{"more than it", Edit{Process: process, Chains: natIDs("A", "C")}, false},
+		{"both tables at once", Edit{Process: process, Chains: append(natIDs("A"), ruleset.ChainID{Table: ruleset.Filter, Name: "F"})}, false},
+		{"another table", Edit{Process: process, Chains: []ruleset.ChainID{{Table: ruleset.Filter, Name: "A"}}}, false},
+		{"another program", Edit{Process: "nft", Chains: natIDs("A")}, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				for _, when := range []string{"while it runs", "just after its end", "later"} {
+					var own ownWrites
+					end := own.begin("/usr/sbin/iptables-nft-restore", touchedBy([]byte(input)))
+					time.Sleep(time.Hour)
+					if when != "while it runs" {
+						end()
+					}
+					if when == "later" {
+						time.Sleep(keepOwn)
+					}
+					if got, want := own.isOurs(tt.edit), tt.want && when != "later"; got != want {
+						t.Errorf("%s: ours = %v, want %v", when, got, want)
+					}
+					if own.isOurs(tt.edit) {
+						t.Errorf("%s: the second one is ours too", when)
+					}
+					if when == "later" && len(own.writes) > 0 {
+						t.Errorf("%d writes are still remembered", len(own.writes))
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestTouchedBy(t *testing.T) {
+	const input = "# a comment\n*filter\n:F - [0:0]\n-A F -j ACCEPT\n-X F\nCOMMIT\n\n*nat\n:N - [0:0]\n-I PREROUTING 1 -j N\n-D OUTPUT -j N\nCOMMIT\n"
+	want := map[ruleset.ChainID]bool{{Table: ruleset.Filter, Name: "F"}: true}
+	for _, id := range natIDs("N", "PREROUTING", "OUTPUT") {
+		want[id] = true
+	}
+	if got := touchedBy([]byte(input)); !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}

@@ -1,0 +1,133 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+)
+
+const watched = `*filter
+:KUBE-FORWARD - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+:KUBE-SERVICES - [0:0]
+-A KUBE-FORWARD -j ACCEPT
+COMMIT
+*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-A - [0:0]
+-A KUBE-SVC-A -j RETURN
+-A KUBE-SVC-A -j ACCEPT
+-A KUBE-SERVICES -j KUBE-SVC-A
+COMMIT
+`
+
+// asOther runs a program as somebody else would.
+func asOther(t *testing.T, program string, args ...string) {
+	t.Helper()
+	if output, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %q: %v\n%s", program, args, err, output)
+	}
+}
+
+// TestWatch makes changes as the agent does and as others do, on the real kernel. A
+// change of somebody else is the sign that all before it has been heard of.
+func TestWatch(t *testing.T) {
+	if !inNamespace(t) {
+		return
+	}
+	for _, fam := range model.Families {
+		t.Run(fam.String(), func(t *testing.T) {
+			r, err := New(t.Context(), fam, NFT)
+			if err != nil {
+				t.Fatal(err)
+			}
+			program := map[model.Family]string{model.IPv4: "iptables-nft", model.IPv6: "ip6tables-nft"}[fam]
+			other := map[model.Family]string{model.IPv4: "ip6tables-nft", model.IPv6: "iptables-nft"}[fam]
+			edits := make(chan Edit, 100)
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- r.Watch(ctx, func(e Edit) { edits <- e }) }()
+			expect := func(what, process string, chains ...string) {
+				t.Helper()
+				select {
+				case e := <-edits:
+					var got []string
+					for _, id := range e.Chains {
+						got = append(got, id.String())
+					}
+					if e.Process != process || e.PID <= 0 || !slices.Equal(got, chains) {
+						t.Errorf("%s: got %+v, want %s and %v", what, e, process, chains)
+					}
+				case <-time.After(20 * time.Second):
+					t.Fatalf("%s was not noticed", what)
+				}
+			}
+			awaitWatch(t, program, edits)
+
+			if err := r.Restore(t.Context(), []byte(watched)); err != nil {
+				t.Fatal(err)
+			}
+			ensureJumps(t, r)
+			if _, err := r.EnsureChain(t.Context(), ruleset.ChainID{Table: ruleset.NAT, Name: "KUBE-NEW"}); err != nil {
+				t.Fatal(err)
+			}
+			asOther(t, program, "-t", "nat", "-D", "KUBE-SVC-A", "1")
+			expect("the removal of one rule", program, "nat/KUBE-SVC-A")
+			asOther(t, program, "-t", "nat", "-I", "KUBE-SVC-A", "-j", "RETURN")
+			expect("the insertion of one rule", program, "nat/KUBE-SVC-A")
+			asOther(t, program, "-t", "nat", "-F", "KUBE-SERVICES")
+			expect("the flush of one chain", program, "nat/KUBE-SERVICES")
+			asOther(t, other, "-t", "nat", "-N", "OF-THE-OTHER-FAMILY")
+			asOther(t, program, "-t", "nat", "-X", "KUBE-NEW")
+			expect("the removal of a chain", program, "nat/KUBE-NEW")
+			asOther(t, "nft", "flush", "chain", nftFamily(fam), "filter", "KUBE-FORWARD")
+			expect("a change by nft itself", "nft", "filter/KUBE-FORWARD")
+			asOther(t, program, "-t", "nat", "-F")
+			expect("the flush of a table", program, "nat/KUBE-SVC-A", "nat/PREROUTING")
+
+			stop()
+			if err := <-ended; err != nil {
+				t.Errorf("Watch ended with %v", err)
+			}
+		})
+	}
+}
+
+func nftFamily(fam model.Family) string {
+	if fam == model.IPv6 {
+		return "ip6"
+	}
+	return "ip"
+}
+
+// awaitWatch makes chains until one is noticed.
+func awaitWatch(t *testing.T, program string, edits <-chan Edit) {
+	t.Helper()
+	for i := range 100 {
+		asOther(t, program, "-t", "nat", "-N", fmt.Sprintf("OTHER-%d", i))
+		select {
+		case <-edits:
+			// What was made meanwhile is noticed as well.
+			asOther(t, program, "-t", "nat", "-N", "LAST")
+			for e := range edits {
+				if slices.Contains(e.Chains, ruleset.ChainID{Table: ruleset.NAT, Name: "LAST"}) {
+					return
+				}
+			}
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	t.Fatal("nothing is noticed")
+}
+
+func TestLegacyHasNoWatch(t *testing.T) {
+	if err := NewWith(model.IPv4, Legacy, Seams{}).Watch(t.Context(), nil); err != nil {
+		t.Errorf("Watch on the legacy backend: %v", err)
+	}
+}
