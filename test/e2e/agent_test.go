@@ -30,6 +30,8 @@ type node struct {
 	dir        string
 	kubeconfig string
 	agent      *process
+	// pristine is what save returned before an agent first ran here, by family.
+	pristine map[int]string
 }
 
 // addr is the node's own address in a family, 4 or 6.
@@ -61,7 +63,7 @@ func byFamily(list []netip.Prefix, family int) netip.Prefix {
 }
 
 // log is the file with everything the node's agents said.
-func (n *node) log() string { return filepath.Join(n.dir, n.Plan.Name+"-agent.log") }
+func (n *node) log() string { return filepath.Join(n.dir, "agent.log") }
 
 // agentArgs are the arguments for the program under test; extra ones win.
 func (n *node) agentArgs(kubeconfig string, extra ...string) []string {

@@ -28,11 +28,9 @@ type cluster struct {
 	cp      *controlPlane
 	nodes   map[string]*node
 	pods    map[string]*sandbox
-	// pristine is what iptables-save printed on each node before the agent first ran,
-	// by node and family.
-	pristine map[string]map[int]string
 
-	markers int // see settle
+	markers int       // see settle
+	outcast *lab.Host // see neighbour
 }
 
 // client is the API client of an administrator.
@@ -116,7 +114,7 @@ func newCluster(ctx context.Context, backend string) (*cluster, error) {
 	}
 	c := &cluster{
 		net: network, backend: backend, dir: dir,
-		nodes: map[string]*node{}, pods: map[string]*sandbox{}, pristine: map[string]map[int]string{},
+		nodes: map[string]*node{}, pods: map[string]*sandbox{},
 	}
 	steps := []func(context.Context) error{
 		c.addPods, c.addControlPlane, c.addNodes, c.applyDeploy, c.plantForeignRules, c.startAgents,
@@ -171,6 +169,9 @@ func (c *cluster) addControlPlane(ctx context.Context) error {
 
 // addNodes makes the Node objects, and what the agent on each node needs.
 func (c *cluster) addNodes(ctx context.Context) error {
+	if err := refuseAtWill(c.net.Underlay); err != nil {
+		return err
+	}
 	for _, m := range c.net.Nodes {
 		n := &node{
 			Node: m, backend: c.backend, dir: filepath.Join(c.dir, m.Plan.Name),
@@ -179,12 +180,24 @@ func (c *cluster) addNodes(ctx context.Context) error {
 		if err := n.linkTools(); err != nil {
 			return err
 		}
+		if err := refuseAtWill(n.Host); err != nil {
+			return err
+		}
 		c.nodes[m.Plan.Name] = n
 		if err := c.registerNode(ctx, m.Plan); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// refuseAtWill lifts the limit on ICMP errors. By default a host sends a few and then
+// stays silent for a second; the cases that wait for a refusal, or for its end, ask
+// more often.
+func refuseAtWill(h *lab.Host) error {
+	return h.Sysctl(
+		lab.Setting{Path: "net/ipv4/icmp_ratelimit", Value: "0"},
+		lab.Setting{Path: "net/ipv6/icmp/ratelimit", Value: "0"})
 }
 
 // registerNode makes a Node object as the kubelet and the controllers would.
@@ -275,28 +288,27 @@ func (c *cluster) settle(ctx context.Context) error {
 		return err
 	}
 	for _, n := range c.nodes {
-		if err := n.waitForRule(ctx, metav1.NamespaceDefault+"/"+name); err != nil {
-			return fmt.Errorf("on %s: %w", n.Plan.Name, err)
+		for _, family := range families {
+			if err := n.waitForRule(ctx, family, metav1.NamespaceDefault+"/"+name); err != nil {
+				return fmt.Errorf("on %s: %w", n.Plan.Name, err)
+			}
 		}
 	}
 	return services.Delete(ctx, name, metav1.DeleteOptions{})
 }
 
-// waitForRule waits until both families of a node's filter table have a rule with
-// text in its comment.
-func (n *node) waitForRule(ctx context.Context, text string) error {
+// waitForRule waits until a node has a rule with text in its comment.
+func (n *node) waitForRule(ctx context.Context, family int, text string) error {
 	return waitUntil(ctx, func(ctx context.Context) error {
 		if err := n.agent.alive(); err != nil {
 			return err
 		}
-		for _, family := range families {
-			rules, err := n.iptables(ctx, tool(family)+"-save", "-t", "filter")
-			if err != nil {
-				return err
-			}
-			if !hasComment(rules, text) {
-				return fmt.Errorf("no %s rule with a comment on %q", tool(family), text)
-			}
+		rules, err := n.iptables(ctx, tool(family)+"-save")
+		if err != nil {
+			return err
+		}
+		if !hasComment(rules, text) {
+			return fmt.Errorf("no %s rule with a comment on %q", tool(family), text)
 		}
 		return nil
 	})

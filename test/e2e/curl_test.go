@@ -14,9 +14,11 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/lab"
 )
 
-// curlRefused is curl's exit status for a connection that was refused, and for one
-// that could not be made for another reason than time.
-const curlRefused = 7
+// Exit statuses of curl.
+const (
+	curlFailedToConnect = 7
+	curlTimedOut        = 28
+)
 
 // transfer is one request of curl.
 type transfer struct {
@@ -138,14 +140,56 @@ func eventuallyServedBy(t *testing.T, from *lab.Host, to netip.AddrPort, pods ..
 // refused returns nil when a connection from a host to an address is refused, rather
 // than answered or left without a word.
 func refused(ctx context.Context, from *lab.Host, to netip.AddrPort) error {
-	list, err := fetch(ctx, from, to, 1)
+	tr, verbose, err := tryOnce(ctx, from, to, "--verbose")
 	if err != nil {
 		return err
 	}
-	tr := list[0]
-	if tr.exit != curlRefused || !strings.Contains(tr.message, "Connection refused") {
-		return fmt.Errorf("curl from %s to %s: exit status %d %q, answer %+v; want the connection refused",
-			from.Name(), to, tr.exit, tr.message, tr.answer)
+	// The exit status is the same for "no route to host".
+	if tr.exit != curlFailedToConnect || !strings.Contains(verbose, "Connection refused") {
+		return fmt.Errorf("curl from %s to %s: %+v; want the connection refused; it said:\n%s", from.Name(), to, tr, verbose)
 	}
 	return nil
+}
+
+// unreachable returns nil when the network says that there is no way from a host to
+// an address.
+func unreachable(ctx context.Context, from *lab.Host, to netip.AddrPort) error {
+	tr, verbose, err := tryOnce(ctx, from, to, "--verbose")
+	if err != nil {
+		return err
+	}
+	if tr.exit != curlFailedToConnect || strings.Contains(verbose, "Connection refused") {
+		return fmt.Errorf("curl from %s to %s: %+v; want no way to there; it said:\n%s", from.Name(), to, tr, verbose)
+	}
+	return nil
+}
+
+// dropped returns nil when a connection from a host to an address gets no word in
+// reply. A second is the time after which TCP would ask again.
+func dropped(ctx context.Context, from *lab.Host, to netip.AddrPort) error {
+	tr, _, err := tryOnce(ctx, from, to, "--connect-timeout", "1")
+	if err != nil {
+		return err
+	}
+	if tr.exit != curlTimedOut {
+		return fmt.Errorf("curl from %s to %s: %+v; want no answer at all", from.Name(), to, tr)
+	}
+	return nil
+}
+
+// tryOnce makes one request that may fail, and returns how it went with what curl
+// wrote to its standard error.
+func tryOnce(ctx context.Context, from *lab.Host, to netip.AddrPort, args ...string) (transfer, string, error) {
+	var out, verbose strings.Builder
+	cmd := curlCommand(ctx, from, fmt.Sprintf("http://%s/", to), args...)
+	cmd.Stdout, cmd.Stderr = &out, &verbose
+	runErr := cmd.Run()
+	list, err := parseTransfers(out.String())
+	if err != nil {
+		return transfer{}, "", err
+	}
+	if len(list) != 1 {
+		return transfer{}, "", fmt.Errorf("curl on %s made %d requests instead of one: %v: %s", from.Name(), len(list), runErr, verbose.String())
+	}
+	return list[0], verbose.String(), nil
 }

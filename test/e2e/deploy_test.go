@@ -7,8 +7,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
+	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	v1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -127,4 +131,91 @@ func readObjects(file string) ([]*unstructured.Unstructured, error) {
 			objects = append(objects, &obj)
 		}
 	}
+}
+
+// The API server takes the shipped manifest: as a dry run, as a change to what is
+// there already, and the DaemonSet's pod by itself, which meets admission as well.
+func TestDeployManifest(t *testing.T) {
+	onBothBackends(t, func(t *testing.T, c *cluster) {
+		for _, dryRun := range []bool{true, false} {
+			if err := c.apply(t.Context(), deployFile, dryRun); err != nil {
+				t.Errorf("dry run %v: %v", dryRun, err)
+			}
+		}
+		sets := c.client().AppsV1().DaemonSets(agentNamespace)
+		set, err := sets.Get(t.Context(), agentAccount, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod := &v1.Pod{ObjectMeta: set.Spec.Template.ObjectMeta, Spec: set.Spec.Template.Spec}
+		pod.Name = "from-template"
+		created, err := c.client().CoreV1().Pods(agentNamespace).Create(t.Context(), pod,
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := created.Spec.Priority; got == nil || *got != systemNodeCritical {
+			t.Errorf("the pod's priority is %v, want %d (system-node-critical)", got, systemNodeCritical)
+		}
+	})
+}
+
+// systemNodeCritical is the highest priority there is.
+const systemNodeCritical = 2_000_001_000
+
+// The shipped roles let the agent do what it does, and no more than that.
+func TestShippedRoles(t *testing.T) {
+	type access struct{ verb, group, resource string }
+	tests := []struct {
+		access
+		allowed bool
+	}{
+		{access{"list", "", "services"}, true},
+		{access{"watch", "", "services"}, true},
+		{access{"list", "discovery.k8s.io", "endpointslices"}, true},
+		{access{"watch", "discovery.k8s.io", "endpointslices"}, true},
+		{access{"list", "", "nodes"}, true},
+		{access{"watch", "", "nodes"}, true},
+		{access{"create", "events.k8s.io", "events"}, true},
+		{access{"update", "", "services"}, false},
+		{access{"patch", "", "nodes"}, false},
+		{access{"delete", "discovery.k8s.io", "endpointslices"}, false},
+		{access{"get", "", "secrets"}, false},
+		{access{"list", "", "pods"}, false},
+		{access{"get", "", "configmaps"}, false},
+		{access{"create", "", "pods"}, false},
+	}
+	onBothBackends(t, func(t *testing.T, c *cluster) {
+		if *agentFlag == agentKubeProxy {
+			t.Skip("kube-proxy was granted more")
+		}
+		for _, tt := range tests {
+			review, err := c.client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+				Spec: authorizationv1.SubjectAccessReviewSpec{
+					User:   fmt.Sprintf("system:serviceaccount:%s:%s", agentNamespace, agentAccount),
+					Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + agentNamespace, "system:authenticated"},
+					ResourceAttributes: &authorizationv1.ResourceAttributes{
+						Verb: tt.verb, Group: tt.group, Resource: tt.resource,
+					},
+				},
+			}, metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := review.Status.Allowed; got != tt.allowed {
+				t.Errorf("%s %s in group %q: allowed %v, want %v", tt.verb, tt.resource, tt.group, got, tt.allowed)
+			}
+		}
+		for _, n := range c.nodes {
+			log, err := os.ReadFile(n.log())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(string(log)) {
+				if strings.Contains(line, "forbidden") {
+					t.Errorf("the agent on %s was refused something: %s", n.Plan.Name, line)
+				}
+			}
+		}
+	})
 }

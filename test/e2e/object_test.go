@@ -67,8 +67,11 @@ func (ns *namespace) pod(t *testing.T, app, sandbox string) {
 	obj := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: sandbox, Labels: map[string]string{appLabel: app}},
 		Spec: v1.PodSpec{
-			NodeName:   s.node,
-			Containers: []v1.Container{{Name: "server", Image: "server"}},
+			NodeName: s.node,
+			Containers: []v1.Container{{
+				Name: "server", Image: "server",
+				Ports: []v1.ContainerPort{{Name: "web", ContainerPort: podPort}},
+			}},
 		},
 	}
 	pods := ns.c.client().CoreV1().Pods(ns.name)
@@ -121,8 +124,19 @@ func (ns *namespace) deletePod(t *testing.T, name string) {
 }
 
 // service makes a dual-stack ClusterIP Service with one TCP port, http 80 -> 8080,
-// over the pods of the app with the Service's name. mutate changes it first.
+// over the pods of the app with the Service's name. mutate changes it first. It
+// returns when all nodes have a rule for it: a connection before that would leave an
+// entry in conntrack that says "no translation" and is good for two minutes, and a
+// later connection from the same source port would meet it.
 func (ns *namespace) service(t *testing.T, name string, mutate ...func(*v1.Service)) *v1.Service {
+	t.Helper()
+	svc := ns.serviceUnseen(t, name, mutate...)
+	ns.c.waitForRules(t, svc, portName(svc))
+	return svc
+}
+
+// serviceUnseen is service without the wait.
+func (ns *namespace) serviceUnseen(t *testing.T, name string, mutate ...func(*v1.Service)) *v1.Service {
 	t.Helper()
 	dual := v1.IPFamilyPolicyRequireDualStack
 	svc := &v1.Service{
@@ -142,6 +156,47 @@ func (ns *namespace) service(t *testing.T, name string, mutate ...func(*v1.Servi
 		t.Fatal(err)
 	}
 	return svc
+}
+
+// waitForRules waits until all nodes have a rule with the text in its comment, in
+// each family of the Service.
+func (c *cluster) waitForRules(t *testing.T, svc *v1.Service, text string) {
+	t.Helper()
+	for _, n := range c.nodes {
+		for _, family := range familiesOf(svc) {
+			if err := n.waitForRule(t.Context(), family, text); err != nil {
+				t.Fatalf("on %s: %v", n.Plan.Name, err)
+			}
+		}
+	}
+}
+
+// waitForEndpoints waits until all nodes translate to all these pods.
+func (c *cluster) waitForEndpoints(t *testing.T, svc *v1.Service, pods ...string) {
+	t.Helper()
+	for _, pod := range pods {
+		for _, family := range familiesOf(svc) {
+			text := fmt.Sprintf("%s -> %s", portName(svc), c.pods[pod].addrPort(family))
+			for _, n := range c.nodes {
+				if err := n.waitForRule(t.Context(), family, text); err != nil {
+					t.Fatalf("on %s: %v", n.Plan.Name, err)
+				}
+			}
+		}
+	}
+}
+
+// familiesOf are the families of a Service's cluster IPs, 4 and 6.
+func familiesOf(svc *v1.Service) []int {
+	var list []int
+	for _, f := range svc.Spec.IPFamilies {
+		if f == v1.IPv6Protocol {
+			list = append(list, 6)
+		} else {
+			list = append(list, 4)
+		}
+	}
+	return list
 }
 
 // update changes a Service.
@@ -175,6 +230,11 @@ func (ns *namespace) deleteService(t *testing.T, name string) {
 // The mutations that several cases make.
 
 func nodePort(svc *v1.Service) { svc.Spec.Type = v1.ServiceTypeNodePort }
+
+func clusterIPOnly(svc *v1.Service) {
+	svc.Spec.Type = v1.ServiceTypeClusterIP
+	svc.Spec.Ports[0].NodePort = 0
+}
 
 // udp makes the Service's port a UDP one, called dns.
 func udp(svc *v1.Service) {
@@ -212,5 +272,9 @@ func nodePortAt(svc *v1.Service, n *node, family int) netip.AddrPort {
 
 // portName is how comments name the Service's first port.
 func portName(svc *v1.Service) string {
-	return fmt.Sprintf("%s/%s:%s", svc.Namespace, svc.Name, svc.Spec.Ports[0].Name)
+	name := svc.Namespace + "/" + svc.Name
+	if port := svc.Spec.Ports[0].Name; port != "" {
+		name += ":" + port
+	}
+	return name
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 
 	"github.com/miniproxy/miniproxy/pkg/lab"
 )
@@ -97,4 +98,22 @@ func (s *sandbox) close() {
 	if s.udp != nil {
 		s.udp.Close()
 	}
+}
+
+// owns reports whether an address is the pod's.
+func (s *sandbox) owns(addr netip.Addr) bool { return slices.Contains(s.addrs, addr) }
+
+// addr is the pod's address in a family, 4 or 6.
+func (s *sandbox) addr(family int) netip.Addr {
+	for _, a := range s.addrs {
+		if a.Is4() == (family == 4) {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// addrPort is where the pod serves in a family, 4 or 6.
+func (s *sandbox) addrPort(family int) netip.AddrPort {
+	return netip.AddrPortFrom(s.addr(family), podPort)
 }

@@ -15,12 +15,9 @@ func hasComment(save, text string) bool {
 	return word.MatchString(save)
 }
 
-// foreignRules are rules of other programs, in iptables-restore form, %s being
-// documentation addresses of the family. The kubelet's chains are among them: they
-// look like ours and are not.
+// foreignRules are rules of other programs, in iptables-restore form, %s being a
+// documentation range of the family.
 const foreignRules = `*mangle
-:KUBE-IPTABLES-HINT - [0:0]
-:KUBE-KUBELET-CANARY - [0:0]
 :OTHER-MANGLE - [0:0]
 -A PREROUTING -j OTHER-MANGLE
 -A OTHER-MANGLE -s %[1]s -j MARK --set-xmark 0x1/0x1
@@ -38,34 +35,76 @@ COMMIT
 COMMIT
 `
 
+// kubeletRules are what the kubelet writes on its node, by family. Its chains look
+// like the agent's, and one of them they have in common.
+var kubeletRules = map[int]string{
+	4: `*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*nat
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*filter
+:KUBE-FIREWALL - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A OUTPUT -j KUBE-FIREWALL
+-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
+COMMIT
+`,
+	6: `*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*nat
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*filter
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+`,
+}
+
 // documentation is a range that no host has, by family.
 var documentation = map[int]string{4: "192.0.2.0/24", 6: "2001:db8::/32"}
 
-// plantForeignRules writes rules of other programs on all nodes and notes what the
-// nodes then hold.
+// plantForeignRules writes rules of other programs on all nodes, those of a kubelet on
+// n2, and notes what the nodes then hold.
 func (c *cluster) plantForeignRules(ctx context.Context) error {
 	for name, n := range c.nodes {
-		c.pristine[name] = map[int]string{}
+		n.pristine = map[int]string{}
 		for _, family := range families {
-			if err := n.restoreForeign(ctx, family); err != nil {
+			if err := n.plant(ctx, family); err != nil {
 				return err
+			}
+			if name == n2 {
+				if err := n.restore(ctx, family, kubeletRules[family], "--noflush"); err != nil {
+					return err
+				}
 			}
 			rules, err := n.save(ctx, family)
 			if err != nil {
 				return err
 			}
-			c.pristine[name][family] = rules
+			n.pristine[family] = rules
 		}
 	}
 	return nil
 }
 
-// restoreForeign writes the foreign rules of one family.
-func (n *node) restoreForeign(ctx context.Context, family int) error {
-	cmd := n.Command(ctx, tool(family)+"-"+n.backend+"-restore", "--noflush", "-w")
-	cmd.Stdin = strings.NewReader(fmt.Sprintf(foreignRules, documentation[family]))
+// plant writes foreignRules in one family.
+func (n *node) plant(ctx context.Context, family int) error {
+	return n.restore(ctx, family, fmt.Sprintf(foreignRules, documentation[family]), "--noflush")
+}
+
+// restore runs iptables-restore. Without --noflush the tables in the input replace
+// those of the node, whole.
+func (n *node) restore(ctx context.Context, family int, input string, args ...string) error {
+	cmd := n.Command(ctx, tool(family)+"-"+n.backend+"-restore", append([]string{"-w"}, args...)...)
+	cmd.Stdin = strings.NewReader(input)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("restore foreign rules: %w: %s", err, out)
+		return fmt.Errorf("restore: %w: %s\n%s", err, out, input)
 	}
 	return nil
 }

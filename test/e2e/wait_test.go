@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"testing"
@@ -21,15 +22,21 @@ func waitUntil(ctx context.Context, check func(context.Context) error) error {
 	defer cancel()
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
+	var last error
 	for {
 		err := check(ctx)
 		var ended *endedError
 		if err == nil || errors.As(err, &ended) {
 			return err
 		}
+		if ctx.Err() != nil {
+			// The check was cut short; what it said before says more.
+			return cmp.Or(last, err)
+		}
+		last = err
 		select {
 		case <-ctx.Done():
-			return err
+			return last
 		case <-tick.C:
 		}
 	}
