@@ -68,7 +68,7 @@ root-test: bin/tally ## tests against the kernel, in network namespaces: needs r
 
 .PHONY: e2e
 e2e: build bin/tally ## the binary, a real API server, real packets, both backends: needs root
-	MINIPROXY_REQUIRE_ROOT=1 $(GO) test -json -timeout 60m $(AS_ROOT) ./test/e2e | bin/tally -o $(RESULTS)/$@
+	MINIPROXY_REQUIRE_ROOT=1 MINIPROXY_BIN=$(CURDIR)/bin/miniproxy $(GO) test -json -timeout 60m $(AS_ROOT) ./test/e2e | bin/tally -o $(RESULTS)/$@
 
 .PHONY: kind-test
 kind-test: bin/tally ## hack/kind-config.yaml and the kind scripts, judged by kind's own code
