@@ -1,6 +1,7 @@
 package proxier
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -197,6 +198,28 @@ func (c *cluster) disturb() {
 	default:
 		c.startAgain()
 	}
+}
+
+// damageChain empties one of our chains, and has it reported.
+func (c *cluster) damageChain() {
+	ours := slices.SortedFunc(maps.Keys(c.ours()), func(a, b ruleset.ChainID) int { return cmp.Compare(a.String(), b.String()) })
+	if len(ours) == 0 {
+		return
+	}
+	id := ours[c.IntN(len(ours))]
+	c.write(fmt.Sprintf("*%s\n-F %s\nCOMMIT\n", id.Table, id.Name))
+	c.proxier.Repair(Damage{Chains: []ruleset.ChainID{id}, By: "a test"})
+}
+
+// removeJump removes one of our jump rules, and has it reported.
+func (c *cluster) removeJump() {
+	hooks := render.Hooks()
+	hook := hooks[c.IntN(len(hooks))]
+	if countJumps(c.rules(), hook) == 0 {
+		return
+	}
+	c.write(fmt.Sprintf("*%s\n-D %s %s\nCOMMIT\n", hook.From.Table, hook.From.Name, hook.Rule))
+	c.proxier.Repair(Damage{Jumps: true, By: "a test"})
 }
 
 // startAgain starts the agent anew on the same kernel; the objects come in some order.
