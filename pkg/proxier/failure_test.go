@@ -7,9 +7,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/miniproxy/miniproxy/pkg/iptables"
+	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
+	"github.com/miniproxy/miniproxy/pkg/tracker"
 )
 
 // mustFail runs a sync that must fail, and leave the rules that packets meet as they
@@ -96,6 +99,20 @@ func TestChangesAddUpOverFailures(t *testing.T) {
 	}
 	if want := []string{"s1", "s2", "s3"}; !slices.Equal(names, want) {
 		t.Errorf("B-39 changes %v, want %v", names, want)
+	}
+}
+
+// B-70: a family that fails for ever must not fill the memory.
+func TestTriggersAreBounded(t *testing.T) {
+	var changes tracker.Changes
+	for range 20 {
+		changes = join(changes, tracker.Changes{
+			ServicePorts: []model.ServicePortName{service("s")},
+			Triggers:     make([]time.Time, 1000),
+		})
+	}
+	if len(changes.Triggers) != maxTriggers || len(changes.ServicePorts) != 1 {
+		t.Errorf("%d triggers and %d names, want %d and 1", len(changes.Triggers), len(changes.ServicePorts), maxTriggers)
 	}
 }
 

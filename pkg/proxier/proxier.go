@@ -226,11 +226,16 @@ func countNoLocal(units map[model.ServicePortName]*render.Unit) (internal, exter
 	return internal, external
 }
 
+// maxTriggers bounds what is remembered of changes while no sync succeeds, which can
+// be for as long as the process lives where a kernel lacks one of the families.
+const maxTriggers = 10_000
+
 // join adds later changes to earlier ones.
 func join(earlier, later tracker.Changes) tracker.Changes {
+	triggers := slices.Concat(earlier.Triggers, later.Triggers)
 	return tracker.Changes{
 		ServicePorts: merge(earlier.ServicePorts, later.ServicePorts),
-		Triggers:     slices.Concat(earlier.Triggers, later.Triggers),
+		Triggers:     triggers[:min(len(triggers), maxTriggers)],
 	}
 }
 
