@@ -181,7 +181,7 @@ func (c *cluster) change() {
 
 // disturb makes something go wrong.
 func (c *cluster) disturb() {
-	switch c.IntN(6) {
+	switch c.IntN(8) {
 	case 0:
 		c.kernel.FailNext(4, lockHeld)
 	case 1:
@@ -195,6 +195,10 @@ func (c *cluster) disturb() {
 	case 4:
 		c.kernel.Flush(ruleset.NAT, ruleset.Filter)
 		c.proxier.ForceFull("everything was flushed")
+	case 5:
+		c.damageChain()
+	case 6:
+		c.removeJump()
 	default:
 		c.startAgain()
 	}
