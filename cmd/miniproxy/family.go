@@ -240,6 +240,9 @@ func (f *familyAgent) cleanFlows(ctx context.Context, r proxier.Result) {
 // failOver lets TCP connections that wait for an endpoint which has left try another
 // one, now that the rules lead there.
 func (f *familyAgent) failOver(ctx context.Context, r proxier.Result) {
+	if r.Full || len(r.Repaired) > 0 {
+		f.failover.AfterOutage()
+	}
 	if err := f.failover.Clean(ctx, r.Snapshot, r.Changes.ServicePorts, conntrack.NodePorts(r.Options.NodePorts)); err != nil {
 		klog.FromContext(ctx).Error(err, "Could not free TCP connections from endpoints that have left; trying again after the next sync")
 	}

@@ -25,6 +25,16 @@ const (
 // backends are the endpoints behind a frontend.
 type backends map[netip.AddrPort]standing
 
+// hasChosen reports whether the rules lead new connections anywhere.
+func (b backends) hasChosen() bool {
+	for _, is := range b {
+		if is == chosen {
+			return true
+		}
+	}
+	return false
+}
+
 // desired is where flows of one family and protocol may lead. A frontend without
 // backends is one whose flows may lead nowhere: of a Service that has no endpoints,
 // or is gone.

@@ -49,6 +49,8 @@ type Failover struct {
 	served map[model.ServicePortName]routes
 	// lost are the frontends that the table must be searched for, without backends.
 	lost desired
+	// outage says that for a time no rules led anywhere.
+	outage bool
 }
 
 // NewFailover returns a Failover that has done nothing yet. With dropEstablished,
@@ -56,6 +58,14 @@ type Failover struct {
 // to endpoints that are terminating or not ready never are.
 func NewFailover(fam model.Family, table Table, rec FailoverRecorder, dropEstablished bool) *Failover {
 	return &Failover{fam: fam, table: table, rec: rec, host: HostAddresses, dropEstablished: dropEstablished, lost: newDesired()}
+}
+
+// AfterOutage says that the rules had been missing, or may have been: somebody
+// flushed them, or the agent has just started. A SYN that came meanwhile went
+// untranslated to where nobody answers, and so would all its repetitions; the next
+// Clean frees these connections as well.
+func (f *Failover) AfterOutage() {
+	f.served, f.outage = nil, true
 }
 
 // Clean frees the connections. Changed names the Service ports that may differ from
@@ -73,7 +83,7 @@ func (f *Failover) Clean(ctx context.Context, snap model.Snapshot, changed []mod
 	if err != nil {
 		return fmt.Errorf("free %s TCP connections from endpoints that have left: %w", f.fam, err)
 	}
-	f.lost = newDesired()
+	f.lost, f.outage = newDesired(), false
 	return nil
 }
 
@@ -163,11 +173,14 @@ func (f *Failover) pass(ctx context.Context, d desired, mark standing) (left int
 	filter := Filter{Protocol: unix.IPPROTO_TCP, Unreplied: !f.dropEstablished}
 	err = f.table.Dump(ctx, f.fam, filter, func(e Entry) error {
 		to, ours := d.behind(e)
-		// What no rule translated waits for a program on the node, or for nobody.
-		if !ours || !e.isTranslated() {
-			return nil
-		}
 		switch is := to[e.ReplySource]; {
+		case !ours:
+		case !e.isTranslated():
+			// It waits for a program on the node, or for nobody.
+			if f.outage && e.Waiting && to.hasChosen() {
+				logger.V(4).Info("TCP connection from the time without rules", "source", e.Source, "frontend", e.Destination)
+				return waiting.add(ctx, e)
+			}
 		case e.Waiting && is < mark:
 			logger.V(4).Info("TCP connection waits in vain", "source", e.Source, "frontend", e.Destination, "leadsTo", e.ReplySource)
 			return waiting.add(ctx, e)

@@ -353,3 +353,51 @@ func TestFailoverOfTwoServices(t *testing.T) {
 		}
 	}
 }
+
+// TestAfterOutage holds which connections go that began while there were no rules.
+func TestAfterOutage(t *testing.T) {
+	viaService, viaNodePort := to(clusterIP, servicePort), to(nodeIP, nodePort)
+	served, empty := webSnapshot(serving(endpointA)), webSnapshot(nil)
+	for _, tc := range []struct {
+		name   string
+		now    model.Snapshot
+		entry  Entry
+		outage bool
+		freed  bool
+	}{
+		{"untranslated to a cluster IP", served, syn(viaService, viaService), true, true},
+		{"untranslated to a node port", served, syn(viaNodePort, viaNodePort), true, true},
+		{"without an outage", served, syn(viaService, viaService), false, false},
+		{"answered", served, established(viaNodePort, viaNodePort), true, false},
+		{"no endpoint to go to", empty, syn(viaNodePort, viaNodePort), true, false},
+		{"no frontend of ours", served, syn(endpointA, endpointA), true, false},
+		{"translated to a live endpoint", served, syn(viaService, endpointA), true, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				table := &fakeTable{}
+				f := newFailover(table, &record{}, false)
+				clean := func() {
+					t.Helper()
+					if err := f.Clean(t.Context(), tc.now, nil, allNodePorts); err != nil {
+						t.Fatal(err)
+					}
+				}
+				clean()
+				table.entries = []Entry{tc.entry}
+				if tc.outage {
+					f.AfterOutage()
+				}
+				clean()
+				if got := len(table.entries) == 0; got != tc.freed {
+					t.Errorf("freed is %v, want %v", got, tc.freed)
+				}
+				dumps := table.dumps
+				clean()
+				if table.dumps != dumps {
+					t.Error("the outage is not over")
+				}
+			})
+		})
+	}
+}
