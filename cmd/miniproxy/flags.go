@@ -60,10 +60,17 @@ func (o *options) parse(args []string, io streams) (*config.Config, error) {
 		return nil, usageError{fmt.Errorf("unexpected argument %q; see %s --help", o.set.Arg(0), o.set.Name())}
 	}
 	c, err := o.config.Config()
-	if err != nil {
+	if err := errors.Join(err, atLeastOne("flat-dispatch-limit", o.flatDispatch), atLeastOne("flat-balance-limit", o.flatBalance)); err != nil {
 		return nil, usageError{err}
 	}
 	return c, nil
+}
+
+func atLeastOne(flag string, value int) error {
+	if value < 1 {
+		return fmt.Errorf("--%s: must be at least 1, not %d", flag, value)
+	}
+	return nil
 }
 
 // forcedBackend is the backend that the command line names, none for auto.
