@@ -76,8 +76,11 @@ func (ns *namespace) pod(t *testing.T, app, sandbox string) {
 	}
 	pods := ns.c.client().CoreV1().Pods(ns.name)
 	// Admission asks for the namespace's default ServiceAccount, which a controller makes.
-	eventually(t, "the pod to be admitted", func() (err error) {
-		obj, err = pods.Create(t.Context(), obj, metav1.CreateOptions{})
+	eventually(t, "the pod to be admitted", func() error {
+		created, err := pods.Create(t.Context(), obj, metav1.CreateOptions{})
+		if err == nil {
+			obj = created
+		}
 		return err
 	})
 	obj.Status.Phase = v1.PodRunning
