@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
 
 	"github.com/miniproxy/miniproxy/pkg/lab"
 )
@@ -127,14 +126,6 @@ func servedBy(ctx context.Context, from *lab.Host, to netip.AddrPort, pods ...st
 		return fmt.Errorf("from %s to %s: answered by %v, want %v", from.Name(), to, got, want)
 	}
 	return nil
-}
-
-// eventuallyServedBy waits until a Service address is served by exactly those pods.
-func eventuallyServedBy(t *testing.T, from *lab.Host, to netip.AddrPort, pods ...string) {
-	t.Helper()
-	eventually(t, fmt.Sprintf("%s to be served by %v", to, pods), func() error {
-		return servedBy(t.Context(), from, to, pods...)
-	})
 }
 
 // refused returns nil when a connection from a host to an address is refused, rather

@@ -48,7 +48,7 @@ func newSandbox(node *lab.Node, name string, number int) (*sandbox, error) {
 	// One request per connection: rules choose an endpoint for a connection, and a
 	// connection that is kept would be one choice only.
 	s.http.SetKeepAlivesEnabled(false)
-	go s.http.Serve(l) //nolint:errcheck // ends with Close
+	go func() { _ = s.http.Serve(l) }() // ends with close
 	if s.udp, err = host.ListenPacket(ctx, "udp", addr); err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func (s *sandbox) serveHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	w.Write(s.answerTo(client)) //nolint:errcheck // the client notices
+	_, _ = w.Write(s.answerTo(client)) // the client notices
 }
 
 func (s *sandbox) serveUDP() {
@@ -75,7 +75,7 @@ func (s *sandbox) serveUDP() {
 		if err != nil {
 			continue // an ICMP error for an earlier answer
 		}
-		s.udp.WriteTo(s.answerTo(from.(*net.UDPAddr).AddrPort()), from) //nolint:errcheck // the client notices
+		_, _ = s.udp.WriteTo(s.answerTo(from.(*net.UDPAddr).AddrPort()), from) // the client notices
 	}
 }
 
