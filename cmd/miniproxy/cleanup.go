@@ -47,20 +47,21 @@ func cleanUpFamily(ctx context.Context, family model.Family, backend iptables.Ba
 	if err != nil {
 		return err
 	}
-	ours := render.Owns
-	kubelet, err := hasKubelet(ctx, kernel)
+	shared, err := isShared(ctx, kernel)
 	if err != nil {
 		return err
 	}
-	if !kubelet {
-		ours = func(id ruleset.ChainID) bool { return render.Owns(id) || render.Shares(id) }
-	}
-	return kernel.Cleanup(ctx, ours)
+	return kernel.Cleanup(ctx, func(id ruleset.ChainID) bool {
+		return render.Owns(id) || render.Shares(id) && !shared
+	})
 }
 
-// hasKubelet reports whether a kubelet keeps chains here. It would miss KUBE-FIREWALL,
-// which it has in common with the proxy.
-func hasKubelet(ctx context.Context, kernel *iptables.Runner) (bool, error) {
+// isShared reports whether a kubelet keeps chains here. In IPv4 it would miss
+// KUBE-FIREWALL, which it has in common with the proxy; in IPv6 it has none.
+func isShared(ctx context.Context, kernel *iptables.Runner) (bool, error) {
+	if kernel.Family() != model.IPv4 {
+		return false, nil
+	}
 	names, err := kernel.ChainNames(ctx, ruleset.Mangle)
 	if err != nil {
 		return false, err

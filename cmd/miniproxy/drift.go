@@ -18,8 +18,8 @@ import (
 // How often somebody else's changes are undone at once. Two programs that undo each
 // other's work would otherwise keep the node busy with nothing else.
 const (
-	repairBurst = 10
-	repairEvery = 10 * time.Second
+	repairBurst = 50
+	repairEvery = 5 * time.Second
 )
 
 // drift notices what somebody else does to one family's tables while it happens.

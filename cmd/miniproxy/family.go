@@ -56,11 +56,11 @@ func newFamilyAgent(a *agent, kernel *iptables.Runner) *familyAgent {
 		flows:       conntrack.New(kernel.Family(), conntrack.Kernel{}, a.metrics),
 		failover:    conntrack.NewFailover(kernel.Family(), conntrack.Kernel{}, a.metrics, a.options.dropEstablished),
 	}
-	chunk := proxier.ChunkNFT
+	settings := proxier.Settings{Chunk: proxier.ChunkNFT, JumpPeriod: a.config.SyncPeriod}
 	if kernel.Backend() == iptables.Legacy {
-		chunk = proxier.ChunkLegacy
+		settings.Chunk = proxier.ChunkLegacy
 	}
-	f.proxier = proxier.New(f.family, f, recordingKernel{kernel, a}, chunk, f.rendering, f)
+	f.proxier = proxier.New(f.family, f, recordingKernel{kernel, a}, settings, f.rendering, f)
 	f.runner = proxier.NewRunner(f.proxier.Sync, pace(a.config))
 	return f
 }

@@ -151,7 +151,7 @@ func TestLockHeld(t *testing.T) {
 func TestFailureBetweenChunks(t *testing.T) {
 	for failing := range 8 {
 		h := newHost(t)
-		h.proxier.chunk = 4
+		h.proxier.settings.Chunk = 4
 		h.fill(6)
 		h.sync()
 		h.tracker.ServiceChanged(newService("s0", "10.96.0.0"), nil)
@@ -247,7 +247,7 @@ func TestNoChainIsSeenHalfWritten(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			for _, chunk := range []int{1, 5, 40} {
 				h := newHost(t)
-				h.proxier.chunk = chunk
+				h.proxier.settings.Chunk = chunk
 				h.fill(30)
 				h.sync()
 				before := h.rules()

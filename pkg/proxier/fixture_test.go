@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -23,6 +24,9 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 	"github.com/miniproxy/miniproxy/pkg/tracker"
 )
+
+// jumpPeriod is how long the hosts' agents trust their jump rules.
+const jumpPeriod = 30 * time.Second
 
 // host is a kernel with an agent for one family on it. Restarting the agent leaves
 // the kernel as it is.
@@ -60,11 +64,11 @@ func newHost(t *testing.T) *host {
 // restart starts the agent anew: it knows nothing.
 func (h *host) restart() {
 	h.tracker = tracker.New(model.IPv4, "n1")
-	chunk := ChunkNFT
+	settings := Settings{Chunk: ChunkNFT, JumpPeriod: jumpPeriod}
 	if h.proxier != nil {
-		chunk = h.proxier.chunk
+		settings = h.proxier.settings
 	}
-	h.proxier = New(model.IPv4, h.tracker, h, chunk, func(node model.NodeFacts) (render.Options, error) {
+	h.proxier = New(model.IPv4, h.tracker, h, settings, func(node model.NodeFacts) (render.Options, error) {
 		o := h.options
 		o.Node = node
 		return o, nil

@@ -79,11 +79,10 @@ type Proxier struct {
 	family   model.Family
 	tracker  Tracker
 	kernel   Kernel
+	settings Settings
 	options  func(model.NodeFacts) (render.Options, error)
 	observer Observer
 
-	// chunk is how many chains go into one transaction at most.
-	chunk int
 	// doubt says that the kernel may hold anything: write all of it.
 	doubt doubt
 	// damage is what somebody else did to single chains.
@@ -101,17 +100,24 @@ type Proxier struct {
 	unsynced tracker.Changes
 }
 
-// New returns a proxier that has not looked at anything yet. It writes at most
-// chunk chains in a transaction (ChunkNFT, ChunkLegacy). The function options says
-// how the node's facts and the configuration make up the rendering options at this
-// moment.
-func New(family model.Family, source Tracker, kernel Kernel, chunk int,
+// Settings are what a proxier keeps to.
+type Settings struct {
+	// Chunk is how many chains go into one transaction at most: ChunkNFT or ChunkLegacy.
+	Chunk int
+	// JumpPeriod is how long the jump rules are trusted to stand where they were put.
+	JumpPeriod time.Duration
+}
+
+// New returns a proxier that has not looked at anything yet. The function options
+// says how the node's facts and the configuration make up the rendering options at
+// this moment.
+func New(family model.Family, source Tracker, kernel Kernel, settings Settings,
 	options func(model.NodeFacts) (render.Options, error), observer Observer) *Proxier {
 	p := &Proxier{
 		family:   family,
 		tracker:  source,
 		kernel:   kernel,
-		chunk:    chunk,
+		settings: settings,
 		options:  options,
 		observer: observer,
 		ledger:   newLedger(),
@@ -211,7 +217,7 @@ func (p *Proxier) newWriter(full bool) *writer {
 		p.units = map[model.ServicePortName]*render.Unit{}
 		p.dispatcher = render.NewDispatcher()
 	}
-	return newWriter(p.kernel, p.chunk, p.ledger)
+	return newWriter(p.kernel, p.settings.Chunk, p.ledger)
 }
 
 func countNoLocal(units map[model.ServicePortName]*render.Unit) (internal, external int) {

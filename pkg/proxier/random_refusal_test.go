@@ -42,7 +42,7 @@ func TestRandomRefusals(t *testing.T) {
 				c.proxier.ForceFull("a test")
 			}
 			k.namesLine = c.IntN(2) == 0
-			c.proxier.chunk = 1 + c.IntN(20)
+			c.proxier.settings.Chunk = 1 + c.IntN(20)
 			time.Sleep(time.Duration(c.IntN(10)) * time.Second)
 			if c.IntN(10) == 0 {
 				c.kernel.SetLocked(true)

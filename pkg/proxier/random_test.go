@@ -82,7 +82,7 @@ func (c *cluster) follow() {
 	c.t.Helper()
 	failed := false
 	for range 10 {
-		c.proxier.chunk = 1 + c.IntN(20)
+		c.proxier.settings.Chunk = 1 + c.IntN(20)
 		before := c.rules()
 		var states []ruleset.Ruleset
 		if c.IntN(5) == 0 { // it takes long

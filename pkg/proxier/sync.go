@@ -14,9 +14,6 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
-// jumpPeriod is how long the jump rules are trusted to stand where they were put.
-const jumpPeriod = 30 * time.Second
-
 // syncProxyRules renders what may have changed and writes what did, bottom-up: what
 // others jump to, then what jumps to it, then what leads in, then the removal of
 // what is no longer led to. It returns the Service ports that it looked at.
@@ -159,7 +156,7 @@ func (p *Proxier) writeDispatch(ctx context.Context, w *writer) (gone []ruleset.
 // jumpsWereMissing looks after the jump rules from time to time, and reports whether
 // some had been removed.
 func (p *Proxier) jumpsWereMissing(ctx context.Context) bool {
-	if time.Since(p.jumpsChecked) < jumpPeriod {
+	if time.Since(p.jumpsChecked) < p.settings.JumpPeriod {
 		return false
 	}
 	missing, err := p.ensureJumps(ctx)

@@ -268,7 +268,7 @@ COMMIT
 -A KUBE-SERVICES -d 10.96.0.0/20 -j KUBE-SVC-S10.96.0.0/20
 COMMIT
 `)
-	h.proxier.chunk = 2
+	h.proxier.settings.Chunk = 2
 	h.fill(3)
 	h.sync()
 	after := h.rules()
@@ -433,7 +433,7 @@ func TestOptionsFail(t *testing.T) {
 // A transaction that has begun is not cut off, and no new one begins.
 func TestStop(t *testing.T) {
 	h := newHost(t)
-	h.proxier.chunk = 3
+	h.proxier.settings.Chunk = 3
 	h.fill(10)
 	ctx, stop := context.WithCancel(h.context())
 	h.afterRestore = stop

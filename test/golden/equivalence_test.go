@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
@@ -177,7 +178,7 @@ func (a *agent) start(yaml []byte) {
 	}
 	a.node = c.NodeName
 	a.tracker = tracker.New(a.family, a.node)
-	a.proxier = proxier.New(a.family, a.tracker, a.kernel.Runner(), proxier.ChunkNFT, func(node model.NodeFacts) (render.Options, error) {
+	a.proxier = proxier.New(a.family, a.tracker, a.kernel.Runner(), proxier.Settings{Chunk: proxier.ChunkNFT, JumpPeriod: time.Minute}, func(node model.NodeFacts) (render.Options, error) {
 		opts := proxier.Options(c, a.family, node, host)
 		a.change(&opts)
 		return opts, nil
