@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -66,8 +67,9 @@ type Monitor struct {
 	chains    Chains
 	period    time.Duration
 	onTouched func(Report)
-	// poke asks for a look; what it finds is to be reported if true is sent.
-	poke chan bool
+	// wake asks for a look, and wanted says that what it finds is to be reported.
+	wake   chan struct{}
+	wanted atomic.Bool
 
 	// missing are the tables without a canary, each with what is to be reported
 	// once it has one: nothing for a table that was never tried.
@@ -78,14 +80,13 @@ type Monitor struct {
 
 // New returns a Monitor that looks every period and calls onTouched, from Run's
 // goroutine, when what was written to some tables must be written again. onTouched
-// must not block. More sources of reports may join this one; all of them say which
-// tables, and why.
+// must not block.
 func New(chains Chains, period time.Duration, onTouched func(Report)) *Monitor {
 	m := &Monitor{
 		chains:    chains,
 		period:    period,
 		onTouched: onTouched,
-		poke:      make(chan bool, 1),
+		wake:      make(chan struct{}, 1),
 		missing:   map[ruleset.Table]Cause{},
 	}
 	for _, table := range tables {
@@ -96,7 +97,8 @@ func New(chains Chains, period time.Duration, onTouched func(Report)) *Monitor {
 
 // Run makes the canaries and watches them until ctx is done; then it returns nil.
 func (m *Monitor) Run(ctx context.Context) error {
-	m.poll(ctx, true)
+	m.wanted.Store(true)
+	m.poll(ctx)
 	tick := time.NewTicker(m.period)
 	defer tick.Stop()
 	for {
@@ -104,24 +106,26 @@ func (m *Monitor) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			m.poll(ctx, true)
-		case report := <-m.poke:
-			m.poll(ctx, report)
+			m.wanted.Store(true)
+		case <-m.wake:
 		}
+		m.poll(ctx)
 	}
 }
 
 // Poke makes Run look at once, without waiting for the period to end. It never
 // blocks.
-func (m *Monitor) Poke() { m.ask(true) }
+func (m *Monitor) Poke() {
+	m.wanted.Store(true)
+	m.Restore()
+}
 
 // Restore makes Run put back at once what is missing, without reporting it: the
-// caller knows what was lost.
-func (m *Monitor) Restore() { m.ask(false) }
-
-func (m *Monitor) ask(report bool) {
+// caller knows what was lost. Together with a Poke it is reported, since whoever
+// poked does not know.
+func (m *Monitor) Restore() {
 	select {
-	case m.poke <- report:
+	case m.wake <- struct{}{}:
 	default: // it is about to look anyway
 	}
 }
@@ -132,14 +136,17 @@ func (m *Monitor) ask(report bool) {
 // A loss is reported when the canary is back, not before: one that came back after
 // the repair would not notice a flush between the two. While it cannot be made, the
 // tables cannot be written either.
-func (m *Monitor) poll(ctx context.Context, report bool) {
+func (m *Monitor) poll(ctx context.Context) {
+	wanted := m.wanted.Swap(false)
 	lookErr := m.look(ctx)
 	made, makeErr := m.make(ctx)
 	if ctx.Err() != nil {
 		return
 	}
 	m.logFailure(ctx, errors.Join(lookErr, makeErr))
-	if !report {
+	// Who pokes during a look that Restore asked for must hear of what this one puts
+	// back, and of what the next one finds.
+	if !wanted && !m.wanted.Load() {
 		return
 	}
 	for _, cause := range [...]Cause{Flushed, Unwatched} {

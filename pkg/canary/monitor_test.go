@@ -16,6 +16,7 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/iptables"
 	"github.com/miniproxy/miniproxy/pkg/iptables/fakekernel"
 	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/pkg/render"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
@@ -56,6 +57,13 @@ func (s *tableSet) EnsureRule(_ context.Context, id ruleset.ChainID, _ ruleset.R
 		s.writes++
 	}
 	return nil
+}
+
+// during calls f while nobody else gets to the tables.
+func (s *tableSet) during(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
 }
 
 // has reports whether all the tables have a canary.
@@ -305,6 +313,16 @@ func TestMonitorLogsLastingFailureOnce(t *testing.T) {
 	}
 }
 
+// TestChainNameIsOwned holds the name against the list by which cleanup and sync tell
+// our chains from others.
+func TestChainNameIsOwned(t *testing.T) {
+	for _, table := range tables {
+		if id := (ruleset.ChainID{Table: table, Name: ChainName}); !render.Owns(id) || render.CanaryChain != ChainName {
+			t.Errorf("%s is not the canary chain %s of package render", id, render.CanaryChain)
+		}
+	}
+}
+
 func TestPokeAndRestore(t *testing.T) {
 	tests := []struct {
 		name string
@@ -313,6 +331,7 @@ func TestPokeAndRestore(t *testing.T) {
 	}{
 		{"Poke reports at once", (*Monitor).Poke, []string{"flushed: [nat]"}},
 		{"Restore puts back and says nothing", (*Monitor).Restore, nil},
+		{"Poke is heard although Restore came first", func(m *Monitor) { m.Restore(); m.Poke() }, []string{"flushed: [nat]"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -325,7 +344,7 @@ func TestPokeAndRestore(t *testing.T) {
 				go func() { ended <- m.Run(ctx) }()
 				synctest.Wait()
 				kernel.flush(ruleset.NAT)
-				tt.ask(m)
+				kernel.during(func() { tt.ask(m) })
 				synctest.Wait()
 				if !slices.Equal(reports, tt.want) || !kernel.has(ruleset.NAT) {
 					t.Errorf("reports %v, want %v; the canary is back: %v", reports, tt.want, kernel.has(ruleset.NAT))
