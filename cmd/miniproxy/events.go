@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -17,7 +19,7 @@ import (
 const (
 	actionStart  = "StartKubeProxy"
 	actionListen = "Listen"
-	actionSync   = "SyncProxyRules"
+	actionSync   = "SyncProxyRules" // followed by the family
 
 	reasonStarting       = "Starting"
 	reasonDefaultMode    = "KubeProxyDefaultMode"
@@ -60,12 +62,33 @@ func (r *reporter) aboutNode(kind, reason, action, note string, args ...any) {
 
 // aboutService writes a warning about a Service.
 func (r *reporter) aboutService(name model.ServiceName, uid, reason, action, note string, args ...any) {
-	svc := &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: name.Namespace, Name: name.Name, UID: types.UID(uid)}
-	r.write(svc, corev1.EventTypeWarning, reason, action, note, args...)
+	r.write(service(name, uid), corev1.EventTypeWarning, reason, action, note, args...)
 }
 
+// aboutServicePort writes a warning about what one family does not get of a port of a
+// Service. Events that differ in their notes only would be taken for one, with the
+// note of the first: that is why port and family are not said there alone.
+func (r *reporter) aboutServicePort(name model.ServicePortName, family model.Family, uid, reason, note string, args ...any) {
+	svc := service(name.ServiceName, uid)
+	svc.FieldPath = fmt.Sprintf("spec.ports{%s}", name.Port)
+	r.write(svc, corev1.EventTypeWarning, reason, actionSync+family.String(), note, args...)
+}
+
+// service refers to a Service.
+func service(name model.ServiceName, uid string) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: name.Namespace, Name: name.Name, UID: types.UID(uid)}
+}
+
+// noteLimit is how long a note may be, in bytes: the API server refuses longer ones.
+const noteLimit = 1024
+
 func (r *reporter) write(about runtime.Object, kind, reason, action, note string, args ...any) {
-	if r.recorder != nil {
-		r.recorder.Eventf(about, nil, kind, reason, action, note, args...)
+	if r.recorder == nil {
+		return
 	}
+	text := fmt.Sprintf(note, args...)
+	if len(text) > noteLimit {
+		text = strings.ToValidUTF8(text[:noteLimit-len("...")], "") + "..."
+	}
+	r.recorder.Eventf(about, nil, kind, reason, action, "%s", text)
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -199,19 +200,28 @@ func (a *agent) reportHealthPort(name model.ServiceName, check health.Check, err
 func (f *familyAgent) reportServices(r proxier.Result) {
 	for _, name := range r.Changes.ServicePorts {
 		if port, exists := r.Snapshot.Services[name]; exists && port.RangesOfOtherFamily && len(port.LoadBalancerVIPs) > 0 {
-			f.report.aboutService(name.ServiceName, port.UID, reasonRangesNotUsed, actionSync,
+			f.report.aboutServicePort(name, f.family, port.UID, reasonRangesNotUsed,
 				"none of loadBalancerSourceRanges is an %s range: the load balancer IP of this family is open to everybody", f.family)
 		}
 	}
 	for _, refusal := range f.refused.set(f.family, r.Refusals) {
-		f.report.aboutService(refusal.Name.ServiceName, r.Snapshot.Services[refusal.Name].UID, reasonRefused, actionSync,
+		f.report.aboutServicePort(refusal.Name, f.family, r.Snapshot.Services[refusal.Name].UID, reasonRefused,
 			"the rules of port %q are refused on node %s, which %s: %v", refusal.Name.Port, f.config.NodeName, keeps(refusal), refusal.Err)
 	}
+	f.reportConflicts(r)
+}
+
+// reportConflicts writes one event for each Service port that did not get addresses it
+// asks for, with those that it has not been told of before.
+func (f *familyAgent) reportConflicts(r proxier.Result) {
+	lost := map[model.ServicePortName][]string{}
 	for _, c := range r.Conflicts {
 		if !slices.Contains(f.conflicts, c) {
-			f.report.aboutService(c.Loser.ServiceName, r.Snapshot.Services[c.Loser].UID, reasonFrontendTaken, actionSync,
-				"%s does not lead here: the older Service %s has it", c.Frontend, c.Winner)
+			lost[c.Loser] = append(lost[c.Loser], fmt.Sprintf("%s does not lead here: the older Service %s has it", c.Frontend, c.Winner))
 		}
+	}
+	for name, notes := range lost {
+		f.report.aboutServicePort(name, f.family, r.Snapshot.Services[name].UID, reasonFrontendTaken, "%s", strings.Join(notes, "; "))
 	}
 	f.conflicts = r.Conflicts
 }
