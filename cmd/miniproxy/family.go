@@ -239,7 +239,7 @@ func (f *familyAgent) openLoopback(ctx context.Context) {
 // cleanFlows removes stale UDP flows, now that the rules no longer make new ones.
 func (f *familyAgent) cleanFlows(ctx context.Context, r proxier.Result) {
 	clean := f.flows.CleanIfChanged
-	if r.Full {
+	if r.Outage {
 		clean = f.flows.Clean
 	}
 	if err := clean(ctx, r.Snapshot, conntrack.NodePorts(r.Options.NodePorts)); err != nil {
@@ -250,7 +250,7 @@ func (f *familyAgent) cleanFlows(ctx context.Context, r proxier.Result) {
 // failOver lets TCP connections that wait for an endpoint which has left try another
 // one, now that the rules lead there.
 func (f *familyAgent) failOver(ctx context.Context, r proxier.Result) {
-	if r.Full || len(r.Repaired) > 0 {
+	if r.Outage {
 		f.failover.AfterOutage()
 	}
 	if err := f.failover.Clean(ctx, r.Snapshot, r.Changes.ServicePorts, conntrack.NodePorts(r.Options.NodePorts)); err != nil {

@@ -30,12 +30,14 @@ func TestRepairWritesOnlyWhatWasDamaged(t *testing.T) {
 		edit   string
 		damage Damage
 		want   int // chains written
+		outage bool
 	}{
-		{"a rule is removed from KUBE-SERVICES", "*nat\n-F KUBE-SERVICES\nCOMMIT\n", Damage{Chains: []ruleset.ChainID{nat("KUBE-SERVICES")}}, 1},
-		{"KUBE-MARK-MASQ is emptied", "*nat\n-F KUBE-MARK-MASQ\nCOMMIT\n", Damage{Chains: []ruleset.ChainID{nat("KUBE-MARK-MASQ")}}, 1},
-		{"a jump is removed", "*nat\n-F PREROUTING\nCOMMIT\n", Damage{Jumps: true}, 0},
-		{"nothing of ours", "*nat\n:OTHER - [0:0]\nCOMMIT\n", Damage{Chains: []ruleset.ChainID{nat("OTHER")}}, 0},
-		{"one that nobody wrote", "*nat\n:KUBE-SVC-OTHER - [0:0]\nCOMMIT\n", Damage{Chains: []ruleset.ChainID{nat("KUBE-SVC-OTHER")}}, 0},
+		{"a rule is removed from KUBE-SERVICES", "*nat\n-F KUBE-SERVICES\nCOMMIT\n", Damage{Chains: []ruleset.ChainID{nat("KUBE-SERVICES")}}, 1, true},
+		{"KUBE-MARK-MASQ is emptied", "*nat\n-F KUBE-MARK-MASQ\nCOMMIT\n", Damage{Chains: []ruleset.ChainID{nat("KUBE-MARK-MASQ")}}, 1, true},
+		{"a jump is removed", "*nat\n-F PREROUTING\nCOMMIT\n", Damage{Jumps: true}, 0, true},
+		{"a foreign rule is added beside the jumps", "*nat\n-A PREROUTING -j ACCEPT\nCOMMIT\n", Damage{Jumps: true}, 0, false},
+		{"nothing of ours", "*nat\n:OTHER - [0:0]\nCOMMIT\n", Damage{Chains: []ruleset.ChainID{nat("OTHER")}}, 0, false},
+		{"one that nobody wrote", "*nat\n:KUBE-SVC-OTHER - [0:0]\nCOMMIT\n", Damage{Chains: []ruleset.ChainID{nat("KUBE-SVC-OTHER")}}, 0, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -57,6 +59,9 @@ func TestRepairWritesOnlyWhatWasDamaged(t *testing.T) {
 			}
 			if got := written(h.takeInputs()); len(got) != tt.want || len(h.last.Repaired) != tt.want {
 				t.Errorf("wrote %v and reported %v, want %d chains", got, h.last.Repaired, tt.want)
+			}
+			if h.last.Outage != tt.outage {
+				t.Errorf("outage: got %v, want %v", h.last.Outage, tt.outage)
 			}
 			for id := range want {
 				if now, then := chainText(h.rules(), id), chainText(want, id); now != then {

@@ -55,6 +55,10 @@ type Result struct {
 	// Repaired are the chains that were written again because somebody else had touched
 	// them, in a sync that is not full.
 	Repaired []ruleset.ChainID
+	// Outage says that packets did not meet all of the rules for a time, or may not
+	// have: in a full sync, and where chains or jump rules had been taken away.
+	// Connections that began then may not lead where they should.
+	Outage bool
 	// Options is what was rendered with.
 	Options render.Options
 	// Snapshot is what the rules were made from, valid until the next sync.
@@ -73,8 +77,8 @@ type Result struct {
 	Refusals []Refusal
 }
 
-// Proxier keeps the rules of one family. Its methods other than ForceFull are for
-// one goroutine.
+// Proxier keeps the rules of one family. Its methods other than ForceFull and Repair
+// are for one goroutine.
 type Proxier struct {
 	family   model.Family
 	tracker  Tracker
@@ -171,6 +175,7 @@ func (p *Proxier) Sync(ctx context.Context) error {
 		Full:      full,
 		Duration:  time.Since(start),
 		Repaired:  repaired,
+		Outage:    full || len(repaired) > 0 || w.jumpsMissing,
 		Options:   p.opts,
 		Snapshot:  snapshot,
 		Changes:   p.unsynced,

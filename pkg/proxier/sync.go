@@ -43,7 +43,7 @@ func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.
 		return dirty, err
 	}
 	if full || p.jumpsChecked.IsZero() {
-		if _, err := p.ensureJumps(ctx); err != nil {
+		if w.jumpsMissing, err = p.ensureJumps(ctx); err != nil {
 			return dirty, err
 		}
 	}

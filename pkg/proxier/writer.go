@@ -32,8 +32,10 @@ type writer struct {
 	builder *ruleset.Builder
 	buffer  []byte
 
-	// rules counts what was written in all, for the report.
-	rules map[ruleset.Table]int
+	// For the report: how many rules were written in all, and whether jump rules were
+	// missing.
+	rules        map[ruleset.Table]int
+	jumpsMissing bool
 }
 
 func newWriter(kernel Kernel, chunk int, ledger *ledger) *writer {
