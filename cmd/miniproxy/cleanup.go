@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/miniproxy/miniproxy/pkg/iptables"
 	"github.com/miniproxy/miniproxy/pkg/model"
@@ -66,12 +67,9 @@ func isShared(ctx context.Context, kernel *iptables.Runner) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	for _, name := range names {
-		if name == "KUBE-IPTABLES-HINT" || name == "KUBE-KUBELET-CANARY" {
-			return true, nil
-		}
-	}
-	return false, nil
+	return slices.ContainsFunc(names, func(name string) bool {
+		return iptables.IsHint(ruleset.ChainID{Table: ruleset.Mangle, Name: name})
+	}), nil
 }
 
 // otherBackend is the backend that is not b.

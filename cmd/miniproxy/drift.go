@@ -54,7 +54,7 @@ func (d *drift) noticed(ctx context.Context, edit iptables.Edit) {
 	if len(found.Chains) == 0 && !found.Jumps {
 		return
 	}
-	found.By, found.At = fmt.Sprintf("%s (pid %d)", edit.Process, edit.PID), time.Now()
+	found.By, found.At = author(edit), time.Now()
 	if !d.limit.Allow() {
 		klog.FromContext(ctx).Info("Another program keeps changing the rules; waiting before they are repaired again",
 			"by", found.By, "wait", repairEvery)
@@ -64,6 +64,15 @@ func (d *drift) noticed(ctx context.Context, edit iptables.Edit) {
 	d.repair(found)
 }
 
+// author says who made an edit, nothing where that is not known.
+func author(edit iptables.Edit) string {
+	if edit.Missed {
+		return ""
+	}
+	return fmt.Sprintf("%s (pid %d)", edit.Process, edit.PID)
+}
+
+// repair has the next sync mend what was found, and counts it once for each table.
 func (d *drift) repair(found proxier.Damage) {
 	tables := map[ruleset.Table]bool{}
 	for _, id := range found.Chains {

@@ -23,6 +23,12 @@ type Choice struct {
 // node uses (KEP-3178); the second one comes from versions before 1.24 too.
 var hintChains = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 
+// IsHint reports whether a chain is one of those that a kubelet keeps in mangle for
+// others to see where the node's rules are.
+func IsHint(id ruleset.ChainID) bool {
+	return id.Table == ruleset.Mangle && slices.Contains(hintChains, id.Name)
+}
+
 // sharedTables are the tables that iptables and everything that imitates it use.
 // Other nft tables say nothing about the choice between the backends.
 var sharedTables = []ruleset.Table{"raw", ruleset.Mangle, ruleset.NAT, ruleset.Filter, "security"}
@@ -156,9 +162,7 @@ func (h host) hinted(ctx context.Context, b Backend) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if slices.ContainsFunc(ids, func(id ruleset.ChainID) bool {
-			return id.Table == ruleset.Mangle && slices.Contains(hintChains, id.Name)
-		}) {
+		if slices.ContainsFunc(ids, IsHint) {
 			return true, nil
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/pkg/nfnetlink"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
@@ -19,6 +20,9 @@ import (
 // are wanted: iptables-nft reads every rule to list chain names, which takes
 // minutes where netlink takes a second, and it can create the tables it looks for.
 // The messages are those of linux/netfilter/nf_tables.h.
+
+// nfHeader is the size of the netfilter header that precedes a message's attributes.
+const nfHeader = 4
 
 // nftObject is a kind of object that the kernel can list.
 type nftObject struct {
@@ -112,7 +116,7 @@ func nftDumpOnce(fam model.Family, query nftQuery) ([]nftName, error) {
 
 // nftRequest is a request for a dump: a netlink header and a netfilter header.
 func nftRequest(fam model.Family, message uint16) []byte {
-	const length = unix.SizeofNlMsghdr + 4
+	const length = unix.SizeofNlMsghdr + nfHeader
 	b := make([]byte, 0, length)
 	b = binary.NativeEndian.AppendUint32(b, length)
 	b = binary.NativeEndian.AppendUint16(b, unix.NFNL_SUBSYS_NFTABLES<<8|message)
@@ -165,22 +169,13 @@ func netlinkError(data []byte) error {
 // readNFTName reads the names from an object's attributes, which follow its
 // netfilter header.
 func readNFTName(data []byte, object nftObject) (n nftName) {
-	const (
-		nfHeader, attrHeader = 4, 4
-		typeMask             = 0x3fff // without the flags for nesting and byte order
-	)
-	for data = data[min(nfHeader, len(data)):]; len(data) >= attrHeader; {
-		length := int(binary.NativeEndian.Uint16(data))
-		if length < attrHeader || length > len(data) {
-			break
-		}
-		switch value := data[attrHeader:length]; binary.NativeEndian.Uint16(data[2:]) & typeMask {
+	for kind, value := range nfnetlink.Attributes(data[min(nfHeader, len(data)):]) {
+		switch kind {
 		case object.table:
 			n.table = unix.ByteSliceToString(value)
 		case object.name:
 			n.name = unix.ByteSliceToString(value)
 		}
-		data = data[min((length+3)&^3, len(data)):]
 	}
 	return n
 }

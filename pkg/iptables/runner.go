@@ -1,7 +1,7 @@
 // Package iptables is the door to the kernel's netfilter tables, and the only
 // package that runs iptables. It applies restore transactions, keeps jump rules
 // and single chains, lists chain names, chooses between the nft and the legacy
-// backend, and cleans up.
+// backend, tells of what other programs change, and cleans up.
 //
 // It changes only what it is told to, with --noflush throughout. An error that
 // means "could not look" is never taken for "is not there": see IsBusy.

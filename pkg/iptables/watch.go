@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -109,7 +108,6 @@ type transaction struct {
 
 // add takes in a notification, and returns the transaction when it is complete.
 func (t *transaction) add(m syscall.NetlinkMessage) (Edit, bool) {
-	const nfHeader = 4
 	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < nfHeader {
 		return Edit{}, false
 	}
@@ -121,7 +119,7 @@ func (t *transaction) add(m syscall.NetlinkMessage) (Edit, bool) {
 		t.touch(m.Data[0], attributes, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)
 	case unix.NFT_MSG_NEWGEN:
 		edit := author(attributes)
-		edit.Chains = slices.SortedFunc(maps.Keys(t.chains), compareIDs)
+		edit.Chains = slices.SortedFunc(maps.Keys(t.chains), ruleset.ChainID.Compare)
 		clear(t.chains)
 		return edit, true
 	}
@@ -155,8 +153,4 @@ func author(attributes []byte) (e Edit) {
 		}
 	}
 	return e
-}
-
-func compareIDs(a, b ruleset.ChainID) int {
-	return cmp.Or(cmp.Compare(a.Table, b.Table), cmp.Compare(a.Name, b.Name))
 }

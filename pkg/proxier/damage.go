@@ -1,6 +1,7 @@
 package proxier
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -19,7 +20,7 @@ type Damage struct {
 	Chains []ruleset.ChainID
 	// Jumps says that the built-in chains were touched, where the jump rules are.
 	Jumps bool
-	// By is who did it, as far as that is known.
+	// By is who did it, empty if that is not known.
 	By string
 	// At is when it was noticed.
 	At time.Time
@@ -45,7 +46,7 @@ func (d *damage) report(r Damage) {
 	if d.last.At.IsZero() {
 		d.last.At = r.At
 	}
-	d.last.By = r.By
+	d.last.By = cmp.Or(r.By, d.last.By)
 	d.last.Jumps = d.last.Jumps || r.Jumps
 }
 
@@ -63,9 +64,9 @@ func (d *damage) take() Damage {
 // only those. It may be called by anybody, at any time.
 func (p *Proxier) Repair(d Damage) { p.damage.report(d) }
 
-// doubtChains forgets what the damaged chains held, and returns the Service ports
-// that have to be rendered to write them again. Chains that this process never wrote
-// are not its to repair.
+// doubtChains forgets what the damaged chains held. It returns those of them that are
+// to be written again, and the Service ports that have to be rendered for that. Chains
+// that this process never wrote are not its to repair.
 func (p *Proxier) doubtChains(ids []ruleset.ChainID) (known []ruleset.ChainID, names []model.ServicePortName) {
 	damaged := map[ruleset.ChainID]bool{}
 	for _, id := range ids {

@@ -264,7 +264,7 @@ func sortedIDs(chains map[ChainID]*Chain) []ChainID {
 	for id := range chains {
 		ids = append(ids, id)
 	}
-	slices.SortFunc(ids, ChainID.compare)
+	slices.SortFunc(ids, ChainID.Compare)
 	return ids
 }
 

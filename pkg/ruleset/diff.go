@@ -1,7 +1,6 @@
 package ruleset
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 )
@@ -63,12 +62,8 @@ func Diff(have, want Ruleset) []ChainDiff {
 			diffs = append(diffs, ChainDiff{ChainID: id, Kind: Extra, Lines: allLines('-', h)})
 		}
 	}
-	slices.SortFunc(diffs, func(a, b ChainDiff) int { return a.compare(b.ChainID) })
+	slices.SortFunc(diffs, func(a, b ChainDiff) int { return a.Compare(b.ChainID) })
 	return diffs
-}
-
-func (id ChainID) compare(o ChainID) int {
-	return cmp.Or(cmp.Compare(id.Table, o.Table), cmp.Compare(id.Name, o.Name))
 }
 
 func allLines(op byte, c *Chain) []LineDiff {

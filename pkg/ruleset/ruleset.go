@@ -6,7 +6,10 @@
 // that two rules are the same exactly when their text is.
 package ruleset
 
-import "net/netip"
+import (
+	"cmp"
+	"net/netip"
+)
 
 // Table is the name of a netfilter table.
 type Table string
@@ -32,6 +35,11 @@ type ChainID struct {
 
 // String returns "table/chain".
 func (id ChainID) String() string { return string(id.Table) + "/" + id.Name }
+
+// Compare orders chains by table, then by name.
+func (id ChainID) Compare(o ChainID) int {
+	return cmp.Or(cmp.Compare(id.Table, o.Table), cmp.Compare(id.Name, o.Name))
+}
 
 // Chain is a chain with all its rules.
 type Chain struct {
