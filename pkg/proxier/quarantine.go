@@ -57,7 +57,7 @@ func isRefused(err error) bool {
 // reports whether there are any; if not, something else is wrong.
 func (p *Proxier) contain(ctx context.Context, snapshot model.Snapshot, before map[model.ServicePortName]*render.Unit,
 	suspects, names []model.ServicePortName) bool {
-	if p.try(ctx, snapshot, nil) != nil {
+	if p.try(ctx, snapshot, p.opts, nil) != nil {
 		// Not even what belongs to no Service is taken.
 		return false
 	}
@@ -112,12 +112,12 @@ func (p *Proxier) isolate(ctx context.Context, snapshot model.Snapshot, names []
 	if len(names) == 0 {
 		return refused
 	}
-	err := p.try(ctx, snapshot, names)
+	err := p.try(ctx, snapshot, p.opts, names)
 	if err == nil || !isRefused(err) {
 		return refused
 	}
 	if len(names) == 1 {
-		if err = p.try(ctx, snapshot, names); isRefused(err) {
+		if err = p.try(ctx, snapshot, p.opts, names); isRefused(err) {
 			refused[names[0]] = err
 		}
 		return refused
@@ -134,9 +134,9 @@ const probeChain = "KUBE-SVC-PROBE"
 
 // try writes all that some Service ports need, but for what would lead packets
 // there.
-func (p *Proxier) try(ctx context.Context, snapshot model.Snapshot, names []model.ServicePortName) error {
+func (p *Proxier) try(ctx context.Context, snapshot model.Snapshot, opts render.Options, names []model.ServicePortName) error {
 	b := ruleset.NewBuilder(ruleset.Filter, ruleset.NAT)
-	for _, chain := range render.Fixed(p.opts) {
+	for _, chain := range render.Fixed(opts) {
 		b.Write(chain)
 	}
 	probes := map[ruleset.Table][]ruleset.Rule{ruleset.Filter: nil, ruleset.NAT: nil}
@@ -145,7 +145,7 @@ func (p *Proxier) try(ctx context.Context, snapshot model.Snapshot, names []mode
 		if !exists {
 			continue
 		}
-		unit := render.ServicePort(port, snapshot.Endpoints[name], p.opts)
+		unit := render.ServicePort(port, snapshot.Endpoints[name], opts)
 		for _, chain := range unit.Chains {
 			b.Write(chain)
 		}
@@ -166,6 +166,14 @@ func (p *Proxier) try(ctx context.Context, snapshot model.Snapshot, names []mode
 // release tries Service ports again that were refused, if it is time for that or if
 // they changed, and returns those of them that have to be written.
 func (p *Proxier) release(ctx context.Context, snapshot model.Snapshot) []model.ServicePortName {
+	if len(p.quarantine) == 0 {
+		return nil
+	}
+	// Those of the sync that follows: what is tried with others would be left behind.
+	opts, err := p.options(snapshot.Node)
+	if err != nil {
+		return nil
+	}
 	var released []model.ServicePortName
 	for name, r := range p.quarantine {
 		if _, exists := snapshot.Services[name]; !exists {
@@ -175,7 +183,7 @@ func (p *Proxier) release(ctx context.Context, snapshot model.Snapshot) []model.
 		if _, changed := slices.BinarySearchFunc(p.unsynced.ServicePorts, name, model.ServicePortName.Compare); !changed && time.Now().Before(r.Retry) {
 			continue
 		}
-		if err := p.try(ctx, snapshot, []model.ServicePortName{name}); isRefused(err) {
+		if err := p.try(ctx, snapshot, opts, []model.ServicePortName{name}); isRefused(err) {
 			r.fail(err)
 			continue
 		} else if err != nil {
