@@ -19,21 +19,20 @@
 // SCTP is left alone. Its first retransmission takes three times as long, and its
 // ends fail over between their own addresses.
 //
-// How the agent uses it. The proxier of a family makes one Cleaner and one Failover
-// and calls them after a sync whose rules are in the kernel, never before and never
-// after one that failed: an entry deleted earlier would be made again by the old
-// rules. It calls Cleaner.Clean after a full sync (start, repair, retry, period) and
-// CleanIfChanged after a partial one, and Failover.Clean after either, with the
-// snapshot that was applied. What fails is kept and done by the next call (B-39);
-// the error is for the log, not a reason to fail the sync. At start it can call
-// Remember with the frontends that it found in the rules of an earlier agent.
+// How the agent uses it. It has one Cleaner and one Failover for each family, and
+// calls them after a sync whose rules are in the kernel, never before and never after
+// one that failed: an entry deleted earlier would be made again by the old rules.
+// After a time without all of the rules (start, repair, a sync after one that failed)
+// it calls Failover.AfterOutage and Cleaner.Clean, else CleanIfChanged; and
+// Failover.Clean in any case, with the snapshot that was applied. What fails is kept
+// and done by the next call (B-39); the error is for the log, not a reason to fail the
+// sync.
 package conntrack
 
 import (
 	"cmp"
 	"context"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -77,19 +76,6 @@ func New(fam model.Family, table Table, rec Recorder) *Cleaner {
 func newCleaner(fam model.Family, table Table, rec Recorder, host hostAddresses) *Cleaner {
 	return &Cleaner{fam: fam, table: table, rec: rec, host: host,
 		known: newDesired()}
-}
-
-// Remember says that these UDP frontends and node ports were served before: flows
-// to those that no Service has now are removed by the next call. This is for a
-// Service that was deleted while no agent ran.
-func (c *Cleaner) Remember(services []netip.AddrPort, nodePorts []uint16) {
-	for _, addr := range services {
-		c.known.services[addr] = nil
-	}
-	for _, port := range nodePorts {
-		c.known.nodePorts[port] = nil
-	}
-	c.done = false
 }
 
 // Clean removes every stale UDP flow.

@@ -173,22 +173,6 @@ func TestCleanIfChanged(t *testing.T) {
 	}
 }
 
-// A Service that was deleted while no agent ran is known from its old rules only.
-func TestRemember(t *testing.T) {
-	viaService, viaNodePort := flow(to(clusterIP, servicePort), endpointA), flow(to(nodeIP, nodePort), endpointA)
-	table := &fakeTable{entries: []Entry{viaService, viaNodePort}}
-	c := newCleaner(model.IPv4, table, &record{}, testHost)
-	if err := c.Clean(t.Context(), model.Snapshot{}, allNodePorts); err != nil {
-		t.Fatal(err)
-	}
-	checkEntries(t, table, viaService, viaNodePort)
-	c.Remember([]netip.AddrPort{to(clusterIP, servicePort)}, []uint16{nodePort})
-	if err := c.CleanIfChanged(t.Context(), model.Snapshot{}, allNodePorts); err != nil {
-		t.Fatal(err)
-	}
-	checkEntries(t, table)
-}
-
 // Entries are deleted while the table is read, so that a table full of stale ones
 // is not held in memory, and what a broken dump found is deleted too.
 func TestCleanDeletesInBatches(t *testing.T) {

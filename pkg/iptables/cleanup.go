@@ -60,7 +60,7 @@ func (r *Runner) cleanTable(ctx context.Context, table ruleset.Table, owns func(
 		if !from.IsBuiltin() {
 			continue
 		}
-		if _, err := r.removeRules(ctx, from, isOurs, func(rule ruleset.Rule) bool { return isOurs(rule.Target()) }); err != nil {
+		if err := r.removeRules(ctx, from, isOurs, func(rule ruleset.Rule) bool { return isOurs(rule.Target()) }); err != nil {
 			return nil, err
 		}
 	}

@@ -40,27 +40,6 @@ func (r *Runner) EnsureJumps(ctx context.Context, hooks []ruleset.Hook) ([]Chang
 	return changes, errors.Join(errs...)
 }
 
-// DeleteJumps removes the hooks from their built-in chains, however many times
-// they are there, and returns what it changed.
-func (r *Runner) DeleteJumps(ctx context.Context, hooks []ruleset.Hook) ([]Change, error) {
-	var changes []Change
-	var errs []error
-	for _, from := range builtinsOf(hooks) {
-		rules := rulesIn(hooks, from)
-		isTarget := func(name string) bool { return targets(rules, name) }
-		change, err := r.removeRules(ctx, from, isTarget, func(found ruleset.Rule) bool {
-			return slices.ContainsFunc(rules, func(rule ruleset.Rule) bool { return sameRule(rule, found) })
-		})
-		if err != nil {
-			errs = append(errs, fmt.Errorf("delete the %v jumps in %v: %w", r.family, from, err))
-		}
-		if change.Removed > 0 {
-			changes = append(changes, change)
-		}
-	}
-	return changes, errors.Join(errs...)
-}
-
 // builtinsOf lists the chains that the hooks are in, in the order of the hooks.
 func builtinsOf(hooks []ruleset.Hook) []ruleset.ChainID {
 	var ids []ruleset.ChainID
@@ -138,14 +117,13 @@ func (r *Runner) insertUnlisted(from ruleset.ChainID, want []ruleset.Rule) (inse
 
 // removeRules removes from a built-in chain all rules that match says, in one
 // transaction, or does nothing if there is none.
-func (r *Runner) removeRules(ctx context.Context, from ruleset.ChainID, isChain func(string) bool, match func(ruleset.Rule) bool) (Change, error) {
-	change := Change{Chain: from}
+func (r *Runner) removeRules(ctx context.Context, from ruleset.ChainID, isChain func(string) bool, match func(ruleset.Rule) bool) error {
 	if err := ctx.Err(); err != nil {
-		return change, err
+		return err
 	}
 	lines, err := r.seams.Chains.List(string(from.Table), from.Name)
 	if err != nil {
-		return change, err
+		return err
 	}
 	var plan jumpPlan
 	for _, found := range readRules(from, lines, isChain) {
@@ -154,13 +132,9 @@ func (r *Runner) removeRules(ctx context.Context, from ruleset.ChainID, isChain 
 		}
 	}
 	if len(plan.remove) == 0 {
-		return change, nil
+		return nil
 	}
-	if err := r.Restore(ctx, jumpInput(from, plan)); err != nil {
-		return change, err
-	}
-	change.Removed = len(plan.remove)
-	return change, nil
+	return r.Restore(ctx, jumpInput(from, plan))
 }
 
 // jumpInput writes a plan as restore input.

@@ -53,11 +53,9 @@ func TestLegacyLockHeld(t *testing.T) {
 		{"EnsureChain", func() error { _, err := r.EnsureChain(t.Context(), id); return err }},
 		{"HasRule", func() error { _, err := r.HasRule(t.Context(), id, ruleset.Rule{Action: ruleset.Return{}}); return err }},
 		{"EnsureRule", func() error { return r.EnsureRule(t.Context(), id, ruleset.Rule{Action: ruleset.Return{}}) }},
-		{"DeleteChain", func() error { return r.DeleteChain(t.Context(), id) }},
 		{"ChainNames", func() error { _, err := r.ChainNames(t.Context(), ruleset.NAT); return err }},
 		{"Restore", func() error { return r.Restore(t.Context(), []byte("*nat\n:KUBE-A - [0:0]\nCOMMIT\n")) }},
 		{"EnsureJumps", func() error { _, err := r.EnsureJumps(t.Context(), hooks); return err }},
-		{"DeleteJumps", func() error { _, err := r.DeleteJumps(t.Context(), hooks); return err }},
 		{"Cleanup", func() error { return r.Cleanup(t.Context(), ownsKube) }},
 		{"Supported", func() error { return r.Supported(t.Context()) }},
 	}

@@ -132,12 +132,6 @@ func (c notedChains) NewChain(table, chain string) error {
 	return c.Chains.NewChain(table, chain)
 }
 
-// ClearAndDeleteChain implements Chains.
-func (c notedChains) ClearAndDeleteChain(table, chain string) error {
-	defer c.begin(table, chain)()
-	return c.Chains.ClearAndDeleteChain(table, chain)
-}
-
 // Insert implements Chains.
 func (c notedChains) Insert(table, chain string, position int, rule ...string) error {
 	defer c.begin(table, chain)()

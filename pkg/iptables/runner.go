@@ -30,7 +30,6 @@ const lockWait = 5
 type Chains interface {
 	ChainExists(table, chain string) (bool, error)
 	NewChain(table, chain string) error
-	ClearAndDeleteChain(table, chain string) error
 	// List returns a chain's rules as iptables -S prints them, its declaration first.
 	List(table, chain string) ([]string, error)
 	// Exists asks the kernel whether an equal rule is in the chain.
@@ -230,15 +229,4 @@ func (r *Runner) EnsureChain(ctx context.Context, id ruleset.ChainID) (created b
 		return false, fmt.Errorf("create %v chain %v: %w", r.family, id, err)
 	}
 	return true, nil
-}
-
-// DeleteChain empties and deletes a chain; one that does not exist is no error.
-func (r *Runner) DeleteChain(ctx context.Context, id ruleset.ChainID) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := r.seams.Chains.ClearAndDeleteChain(string(id.Table), id.Name); err != nil {
-		return fmt.Errorf("delete %v chain %v: %w", r.family, id, err)
-	}
-	return nil
 }

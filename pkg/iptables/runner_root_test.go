@@ -112,8 +112,8 @@ func testOneChain(ctx context.Context, t *testing.T, r *Runner) {
 		has(true)
 	}
 	for range 2 {
-		if err := r.DeleteChain(ctx, id); err != nil {
-			t.Errorf("DeleteChain: %v", err)
+		if err := r.Cleanup(ctx, func(c ruleset.ChainID) bool { return c == id }); err != nil {
+			t.Errorf("Cleanup: %v", err)
 		}
 		has(false)
 	}

@@ -227,16 +227,6 @@ type TableChange struct {
 	Delete []string
 }
 
-// IsEmpty reports whether the transaction changes nothing.
-func (t Transaction) IsEmpty() bool {
-	for _, c := range t.Tables {
-		if len(c.Write) > 0 || len(c.Delete) > 0 {
-			return false
-		}
-	}
-	return true
-}
-
 // Hook is a rule of ours in a chain that is not ours: the way in from a built-in
 // chain.
 type Hook struct {

@@ -64,21 +64,6 @@ func (c chains) NewChain(name, chain string) error {
 	})
 }
 
-// ClearAndDeleteChain empties and deletes a chain if it exists.
-func (c chains) ClearAndDeleteChain(name, chain string) error {
-	if found, err := c.ChainExists(name, chain); err != nil || !found {
-		return err
-	}
-	return c.edit(command(name, "-X", chain), func(t *table) *refusal {
-		if t.references[chain] > 0 {
-			return &refusal{4, "iptables: CHAIN_DEL failed (Device or resource busy): chain " + chain}
-		}
-		t.flush(chain)
-		t.delete(chain)
-		return nil
-	})
-}
-
 // List returns the chain's declaration and rules.
 func (c chains) List(name, chain string) (lines []string, err error) {
 	err = c.with(command(name, "-S", chain), func(t *table) *refusal {
