@@ -20,10 +20,10 @@
 //
 // How the agent uses it. main makes one State for the families it runs, serves
 // Handler on port 10256, and calls SetNode when the Node changes and once all lists
-// are complete. The proxier of a family calls Queued for each change and once when
-// the lists are complete; Started when a sync takes its snapshot; Applied or Failed
-// when that sync has ended. After Applied it calls Services.Sync with
-// ServiceChecks of the snapshot that is now in force.
+// are complete. For each family it calls Queued for each change and once when the
+// lists are complete; Started when a sync takes its snapshot; Applied or Failed when
+// that sync has ended. After Applied it calls Services.Sync with ServiceChecks of the
+// snapshot that is now in force.
 package health
 
 import (

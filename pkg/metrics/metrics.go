@@ -7,10 +7,10 @@
 //
 // How the agent uses it: main makes one Metrics on ProcessRegistry and hands it
 // around; who records something declares a small interface of the methods it
-// calls. Per sync of a family the proxier calls SyncQueued when a change comes in,
-// SyncDone when the sync has ended either way, then SyncSucceeded or
-// RestoreFailed, Rules and RulesWritten for each table, NoLocalEndpoints, and
-// Programmed for each endpoint change that carried a trigger time.
+// calls. For each family main calls SyncQueued when a change comes in, RestoreFailed
+// for each transaction that is refused, SyncDone, Rules and RulesWritten when a sync
+// has ended either way, and if it ended well SyncSucceeded, Refused, NoLocalEndpoints,
+// and Programmed for each endpoint change that carried a trigger time.
 package metrics
 
 import (

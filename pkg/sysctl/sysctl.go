@@ -8,10 +8,10 @@
 //
 // How the agent uses it. main calls SetConntrack and SetOOMScoreAdj at start and
 // logs what they return as warnings; with --init-only their errors are the exit
-// status. The renderer's DropInvalid is the negation of TCPBeLiberal. The proxier
-// of IPv4 calls SetRouteLocalnet when node ports are to answer on loopback
-// addresses, after the rule that protects these is in the kernel (B-12), and leaves
-// loopback node ports out when it fails.
+// status. The renderer's DropInvalid is the negation of TCPBeLiberal. Where node
+// ports are to answer on loopback addresses, main calls SetRouteLocalnet after a sync
+// of IPv4, when the rule that protects these is in the kernel (B-12), and has loopback
+// node ports left out when it fails.
 package sysctl
 
 import (
