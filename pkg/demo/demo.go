@@ -171,17 +171,13 @@ func (w *world) clusterIP(ctx context.Context, r *report) error {
 	r.say("\nThe pods see the client pod's own address: only the destination was rewritten.")
 
 	r.say("\nThe rules that did it, on n1. A > marks those that the requests met. The nat table\nsees only the first packet of a connection, so pkts counts connections.")
-	services, err := w.list(ctx, "KUBE-SERVICES")
-	if err != nil {
-		return err
-	}
-	svc, err := services.find("/* default/web:http cluster IP */")
+	services, svc, err := w.findWeb(ctx)
 	if err != nil {
 		return err
 	}
 	r.chain(services)
 	r.say("It goes to the cluster IP, so it goes on in the chain of the Service:")
-	sep, err := w.tellService(ctx, r, svc.target)
+	sep, err := w.tellService(ctx, r, svc)
 	if err != nil {
 		return err
 	}
@@ -268,21 +264,14 @@ func (w *world) deletePod(ctx context.Context, r *report) error {
 		return err
 	}
 	r.say("Both agents have rewritten their rules %s after the manifests changed.\n", seconds(took))
-	if err := w.zero(ctx); err != nil {
-		return err
-	}
 	if _, err := w.askMany(ctx, r, w.shell, "http://"+clusterIP+"/", w.alive()); err != nil {
 		return err
 	}
-	services, err := w.list(ctx, "KUBE-SERVICES")
+	_, svc, err := w.findWeb(ctx)
 	if err != nil {
 		return err
 	}
-	svc, err := services.find("/* default/web:http cluster IP */")
-	if err != nil {
-		return err
-	}
-	_, err = w.tellService(ctx, r, svc.target)
+	_, err = w.tellService(ctx, r, svc)
 	return err
 }
 
@@ -302,7 +291,7 @@ func (w *world) flush(ctx context.Context, r *report) error {
 	if err := w.awaitAnswer(ctx, "http://"+clusterIP+"/"); err != nil {
 		return err
 	}
-	r.say("\nThe agent noticed, and wrote everything again: the Service answers %s after the\nflush. (The agents of this demo look every %s; --iptables-sync-period is 30s by default.)\n",
+	r.say("\nThe agent noticed, and wrote the rules again: the Service answers %s after the flush.\n(On nft the kernel tells the agent at once. On legacy the agents of this demo look every\n%s; --iptables-sync-period is 30s by default.)\n",
 		seconds(time.Since(start)), syncPeriod)
 	_, err := w.askMany(ctx, r, w.shell, "http://"+clusterIP+"/", w.alive())
 	return err
@@ -317,11 +306,7 @@ func (w *world) keep(ctx context.Context, r *report) error {
 	if err := w.restore(ctx); err != nil {
 		return err
 	}
-	services, err := w.list(ctx, "KUBE-SERVICES")
-	if err != nil {
-		return err
-	}
-	svc, err := services.find("/* default/web:http cluster IP */")
+	_, svc, err := w.findWeb(ctx)
 	if err != nil {
 		return err
 	}
@@ -346,7 +331,7 @@ and write their logs to %[7]s/n1.log and n2.log.
 End it with:
 
   %[10]s demo --cleanup`,
-		n1, shell, client, w.iptables, svc.target, w.manifests(), w.dir, clusterIP, nodePort, self)
+		n1, shell, client, w.iptables, svc, w.manifests(), w.dir, clusterIP, nodePort, self)
 	return nil
 }
 

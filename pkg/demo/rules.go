@@ -31,6 +31,16 @@ func (w *world) list(ctx context.Context, name string) (chain, error) {
 	return parseChain(out)
 }
 
+// findWeb lists KUBE-SERVICES, and finds in it the chain that the cluster IP of Service
+// web leads to.
+func (w *world) findWeb(ctx context.Context) (services chain, target string, err error) {
+	if services, err = w.list(ctx, "KUBE-SERVICES"); err != nil {
+		return chain{}, "", err
+	}
+	web, err := services.find("/* default/web:http cluster IP */")
+	return services, web.target, err
+}
+
 // zero sets the counters of n1's nat table to zero.
 func (w *world) zero(ctx context.Context) error {
 	if _, err := w.node("n1").Run(ctx, w.iptables, "-w", "-t", "nat", "-Z"); err != nil {

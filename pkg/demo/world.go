@@ -29,7 +29,7 @@ const (
 )
 
 // syncPeriod is how often the agents look after their rules. It is short so that
-// nobody waits long for a repair.
+// nobody waits long for a repair where the kernel does not tell of a flush.
 const syncPeriod = 2 * time.Second
 
 // patience is how long the demo waits for the agents to do something. They need
