@@ -87,7 +87,7 @@ func (c connector) connect(ctx context.Context, api API) (*rest.Config, error) {
 	}).DialContext
 	transport, err := rest.TransportFor(config)
 	if err != nil {
-		return nil, fmt.Errorf("preparing the connection to the API server: %w; check the certificates and the token", err)
+		return nil, fmt.Errorf("prepare the connection to the API server: %w; check the certificates and the token", err)
 	}
 	first, err := choose(ctx, transport, servers)
 	config.Wrap(failover(ctx, servers, first))
@@ -108,7 +108,7 @@ func (c connector) credentials(api API) (*rest.Config, error) {
 		rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: api.Kubeconfig}
 		config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &overrides).ClientConfig()
 		if err != nil {
-			return nil, fmt.Errorf("reading the kubeconfig %s: %w", api.Kubeconfig, err)
+			return nil, fmt.Errorf("read the kubeconfig %s: %w", api.Kubeconfig, err)
 		}
 		return config, nil
 	}
@@ -117,7 +117,7 @@ func (c connector) credentials(api API) (*rest.Config, error) {
 	case err == nil:
 		return config, nil
 	case !errors.Is(err, rest.ErrNotInCluster) && !errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("reading the pod's service account: %w", err)
+		return nil, fmt.Errorf("read the pod's service account: %w", err)
 	case len(api.Servers) == 0 && c.getenv(envControlPlane) == "":
 		return nil, fmt.Errorf("no API server is known: set --kubeconfig or --api-servers, or use --manifests instead of one: %w", err)
 	}
@@ -201,7 +201,7 @@ func probe(ctx context.Context, transport http.RoundTripper, server *url.URL) er
 	}
 	response, err := transport.RoundTrip(request)
 	if err != nil {
-		return fmt.Errorf("asking %s for its version: %w", server, err)
+		return fmt.Errorf("ask %s for its version: %w", server, err)
 	}
 	_, err = io.Copy(io.Discard, io.LimitReader(response.Body, 1<<20))
 	return errors.Join(err, response.Body.Close())

@@ -218,11 +218,11 @@ func TestConnectNeedsAServer(t *testing.T) {
 		want string
 	}{
 		{"nothing known", bare(nil), API{}, "no API server is known: set --kubeconfig or --api-servers, or use --manifests"},
-		{"no such kubeconfig", bare(nil), API{Kubeconfig: "/does/not/exist"}, "reading the kubeconfig /does/not/exist"},
+		{"no such kubeconfig", bare(nil), API{Kubeconfig: "/does/not/exist"}, "read the kubeconfig /does/not/exist"},
 		{"broken service account", connector{
 			getenv:    func(string) string { return "" },
 			inCluster: func() (*rest.Config, error) { return nil, fs.ErrPermission },
-		}, API{}, "reading the pod's service account"},
+		}, API{}, "read the pod's service account"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

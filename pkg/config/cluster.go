@@ -69,7 +69,7 @@ func (c *Cluster) Run(ctx context.Context, ev Events) error {
 	for _, w := range watched {
 		registration, err := c.prepare(w.informer, w.resource, w.handler)
 		if err != nil {
-			return fmt.Errorf("watching %s: %w", w.resource, err)
+			return fmt.Errorf("watch %s: %w", w.resource, err)
 		}
 		lists = append(lists, initialList{w.resource, registration.HasSyncedChecker().Done()})
 		running.Go(func() { w.informer.RunWithContext(ctx) })

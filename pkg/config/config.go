@@ -49,8 +49,8 @@ type Config struct {
 	// traffic.
 	LocalDetector LocalDetector
 
-	// SyncPeriod is how often the rules are looked after: canaries checked, failed
-	// work tried again.
+	// SyncPeriod is how often the rules are looked after: canaries and jump rules
+	// checked, failed work tried again.
 	SyncPeriod time.Duration
 	// MinSyncPeriod is the least time between two syncs; 0 syncs every change at
 	// once. It counts only if MinSyncPeriodSet.

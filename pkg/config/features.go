@@ -48,13 +48,13 @@ func featureGates(set map[string]bool) (featuregate.FeatureGate, error) {
 		},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("registering feature gates: %w", err)
+		return nil, fmt.Errorf("register feature gates: %w", err)
 	}
 	for _, add := range []func(featuregate.MutableVersionedFeatureGate) error{
 		logsapi.AddFeatureGates, zpagesfeatures.AddFeatureGates, metricsfeatures.AddFeatureGates,
 	} {
 		if err := add(gates); err != nil {
-			return nil, fmt.Errorf("registering feature gates: %w", err)
+			return nil, fmt.Errorf("register feature gates: %w", err)
 		}
 	}
 	// Its log lines come before logging is set up.

@@ -98,7 +98,7 @@ func fieldsOf(t reflect.Type) func(yield func(reflect.StructField) bool) {
 	}
 }
 
-// fits reports why a value cannot be decoded into t.
+// fits returns why a value cannot be decoded into t, nil if it can.
 func fits(value any, t reflect.Type) error {
 	text, err := json.Marshal(value)
 	if err != nil {

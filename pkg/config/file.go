@@ -19,7 +19,7 @@ import (
 func readFile(path string) (decoded, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return decoded{}, fmt.Errorf("reading the configuration: %w; check --config and the volume mount", err)
+		return decoded{}, fmt.Errorf("read the configuration: %w; check --config and the volume mount", err)
 	}
 	return decode(path, data)
 }
@@ -32,9 +32,10 @@ type decoded struct {
 	warnings         []string
 }
 
-// decode makes a configuration of YAML or JSON; path is for messages. Unknown fields are warnings only,
-// as in kube-proxy: a misspelt or outdated field must not take a node's Services
-// away. Values that do not fit their field are errors, all of them at once.
+// decode makes a configuration of YAML or JSON; path is for messages. Unknown fields
+// are warnings only, as in kube-proxy: a misspelt or outdated field must not take a
+// node's Services away. Values that do not fit their field are errors, all of them at
+// once.
 func decode(path string, data []byte) (decoded, error) {
 	// Repeated keys are forgiven here and told of below.
 	text, err := yaml.YAMLToJSON(data)

@@ -167,7 +167,7 @@ func nodeName(override string, env environment) (string, error) {
 		var err error
 		source = "the host's name"
 		if name, err = env.hostname(); err != nil {
-			return "", fmt.Errorf("asking for the host's name: %w; set --hostname-override", err)
+			return "", fmt.Errorf("ask for the host's name: %w; set --hostname-override", err)
 		}
 	}
 	if name = strings.ToLower(strings.TrimSpace(name)); name == "" {
@@ -241,7 +241,7 @@ func warnings(c *Config) []string {
 func (c *Config) YAML() ([]byte, error) {
 	text, err := yaml.Marshal(&c.Raw)
 	if err != nil {
-		return nil, fmt.Errorf("encoding the configuration: %w", err)
+		return nil, fmt.Errorf("encode the configuration: %w", err)
 	}
 	return text, nil
 }

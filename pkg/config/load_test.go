@@ -338,7 +338,7 @@ conntrack: []
 		}},
 		{name: "flag of locked gate", args: []string{"--feature-gates=PreferSameTrafficDistribution=false"}, want: []string{"featureGates: Invalid value"}},
 		{name: "argument", args: []string{"--cleanup", "true"}, want: []string{`unexpected argument "true": flags begin with --`}},
-		{name: "no such file", args: []string{"--config=/does/not/exist"}, want: []string{"reading the configuration: open /does/not/exist: no such file or directory; check --config"}},
+		{name: "no such file", args: []string{"--config=/does/not/exist"}, want: []string{"read the configuration: open /does/not/exist: no such file or directory; check --config"}},
 		{name: "API server twice", args: []string{"--master=a", "--api-servers=b"}, want: []string{"--master and --api-servers exclude each other"}},
 		{name: "manifests and API server", args: []string{"--manifests=d", "--api-servers=b"}, want: []string{"--manifests takes the place of an API server"}},
 		{name: "API server addresses", args: []string{"--api-servers=ftp://a,ok,https://"}, want: []string{

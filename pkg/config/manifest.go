@@ -61,14 +61,14 @@ func ReadManifests(paths ...string) (Objects, error) {
 func manifestFiles(path string) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, fmt.Errorf("looking for manifests: %w", err)
+		return nil, fmt.Errorf("look for manifests: %w", err)
 	}
 	if !info.IsDir() {
 		return []string{path}, nil
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {
-		return nil, fmt.Errorf("looking for manifests: %w", err)
+		return nil, fmt.Errorf("look for manifests: %w", err)
 	}
 	var files []string
 	for _, entry := range entries {
@@ -106,7 +106,7 @@ func readManifest(file string) (Objects, error) {
 		data, err = os.ReadFile(file)
 	}
 	if err != nil {
-		return Objects{}, fmt.Errorf("reading a manifest: %w", err)
+		return Objects{}, fmt.Errorf("read a manifest: %w", err)
 	}
 	return parseManifest(file, data)
 }

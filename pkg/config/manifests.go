@@ -54,7 +54,7 @@ func NewManifests(path, nodeName string) *Manifests {
 // It fails if there is nothing at the path to begin with.
 func (m *Manifests) Run(ctx context.Context, ev Events) error {
 	if _, err := os.Stat(m.path); err != nil {
-		return fmt.Errorf("looking for manifests: %w; check --manifests", err)
+		return fmt.Errorf("look for manifests: %w; check --manifests", err)
 	}
 	synced := false
 	return watch(ctx, func() []string { return directoriesOf(m.path) }, func() {
