@@ -5,8 +5,9 @@
 //
 // The first form prints a line per package and per top-level test that took long, and
 // all that a failed or skipped test wrote. Its last line is "N passed, N failed", and
-// with -o that line is written to FILE too. The second form adds up such files. Both end with status 1 when anything failed, or when
-// nothing was counted at all: a run of no tests proves nothing.
+// with -o that line is written to FILE too. The second form adds up such files. Both
+// end with status 1 when anything failed, or when nothing was counted at all: a run of
+// no tests proves nothing.
 package main
 
 import (

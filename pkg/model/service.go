@@ -106,11 +106,12 @@ type ServicePort struct {
 
 // Equal reports whether two Service ports are the same in every respect.
 func (p ServicePort) Equal(o ServicePort) bool {
-	return p.Name == o.Name && p.UID == o.UID && p.RangesOfOtherFamily == o.RangesOfOtherFamily && p.ClusterIP == o.ClusterIP && p.Port == o.Port && p.NodePort == o.NodePort &&
-		p.HealthCheckNodePort == o.HealthCheckNodePort && p.InternalLocal == o.InternalLocal &&
-		p.ExternalLocal == o.ExternalLocal && p.AffinityTimeout == o.AffinityTimeout && p.Created.Equal(o.Created) &&
+	return p.Name == o.Name && p.UID == o.UID && p.Created.Equal(o.Created) &&
+		p.ClusterIP == o.ClusterIP && p.Port == o.Port && p.NodePort == o.NodePort &&
 		slices.Equal(p.ExternalIPs, o.ExternalIPs) && slices.Equal(p.LoadBalancerVIPs, o.LoadBalancerVIPs) &&
-		slices.Equal(p.SourceRanges, o.SourceRanges)
+		slices.Equal(p.SourceRanges, o.SourceRanges) && p.RangesOfOtherFamily == o.RangesOfOtherFamily &&
+		p.HealthCheckNodePort == o.HealthCheckNodePort && p.AffinityTimeout == o.AffinityTimeout &&
+		p.InternalLocal == o.InternalLocal && p.ExternalLocal == o.ExternalLocal
 }
 
 // IsExternal reports whether the port can be reached by something else than its
