@@ -30,22 +30,17 @@ func stripService(svc *v1.Service) *v1.Service {
 	return &v1.Service{
 		ObjectMeta: stripMeta(&svc.ObjectMeta, []string{labelServiceProxyName}, nil),
 		Spec: v1.ServiceSpec{
-			Type:                          spec.Type,
-			ClusterIP:                     spec.ClusterIP,
-			ClusterIPs:                    spec.ClusterIPs,
-			IPFamilies:                    spec.IPFamilies,
-			ExternalIPs:                   spec.ExternalIPs,
-			Ports:                         spec.Ports,
-			InternalTrafficPolicy:         spec.InternalTrafficPolicy,
-			ExternalTrafficPolicy:         spec.ExternalTrafficPolicy,
-			HealthCheckNodePort:           spec.HealthCheckNodePort,
-			LoadBalancerIP:                spec.LoadBalancerIP,
-			LoadBalancerSourceRanges:      spec.LoadBalancerSourceRanges,
-			AllocateLoadBalancerNodePorts: spec.AllocateLoadBalancerNodePorts,
-			SessionAffinity:               spec.SessionAffinity,
-			SessionAffinityConfig:         spec.SessionAffinityConfig,
-			PublishNotReadyAddresses:      spec.PublishNotReadyAddresses,
-			TrafficDistribution:           spec.TrafficDistribution,
+			Type:                     spec.Type,
+			ClusterIP:                spec.ClusterIP,
+			ClusterIPs:               spec.ClusterIPs,
+			ExternalIPs:              spec.ExternalIPs,
+			Ports:                    spec.Ports,
+			InternalTrafficPolicy:    spec.InternalTrafficPolicy,
+			ExternalTrafficPolicy:    spec.ExternalTrafficPolicy,
+			HealthCheckNodePort:      spec.HealthCheckNodePort,
+			LoadBalancerSourceRanges: spec.LoadBalancerSourceRanges,
+			SessionAffinity:          spec.SessionAffinity,
+			SessionAffinityConfig:    spec.SessionAffinityConfig,
 		},
 		Status: v1.ServiceStatus{LoadBalancer: svc.Status.LoadBalancer},
 	}
@@ -54,7 +49,7 @@ func stripService(svc *v1.Service) *v1.Service {
 func stripSlice(slice *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta: stripMeta(&slice.ObjectMeta,
-			[]string{discoveryv1.LabelServiceName, labelServiceProxyName},
+			[]string{discoveryv1.LabelServiceName},
 			[]string{v1.EndpointsLastChangeTriggerTime}),
 		AddressType: slice.AddressType,
 		Endpoints:   slice.Endpoints,
@@ -64,7 +59,7 @@ func stripSlice(slice *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 
 func stripNode(node *v1.Node) *v1.Node {
 	return &v1.Node{
-		ObjectMeta: stripMeta(&node.ObjectMeta, []string{v1.LabelTopologyZone, v1.LabelHostname}, nil),
+		ObjectMeta: stripMeta(&node.ObjectMeta, []string{v1.LabelTopologyZone}, nil),
 		Spec:       v1.NodeSpec{PodCIDR: node.Spec.PodCIDR, PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints},
 		Status:     v1.NodeStatus{Addresses: node.Status.Addresses},
 	}
