@@ -65,7 +65,11 @@ func (l *dispatcherLife) change() {
 		Port:      uint16(80 + l.random.IntN(2)),
 		NodePort:  uint16(30000 + l.random.IntN(2768)),
 	}
-	if l.random.IntN(3) == 0 {
+	if l.random.IntN(40) == 0 {
+		// Far away from all others, which moves those down one level.
+		port.ClusterIP = netip.AddrFrom4([4]byte{byte(l.random.IntN(256)), 60, 0, 11})
+	}
+	if l.random.IntN(20) == 0 {
 		port.ExternalIPs = []netip.Addr{netip.AddrFrom4([4]byte{byte(l.random.IntN(256)), 60, 0, 10})}
 	}
 	var endpoints []model.Endpoint

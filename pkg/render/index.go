@@ -92,15 +92,14 @@ func (x *index) flush(tail []ruleset.Rule) (write []ruleset.Chain, gone []rulese
 		x.refresh()
 	}
 	slices.SortFunc(x.touched, key.compare)
-	root, write := x.render(x.items, isFlat)
+	root, now := x.render(x.items, isFlat)
 	_, before := x.render(x.itemsBefore, wasFlat)
-	kept := make(map[string]bool, len(write))
-	for _, chain := range write {
-		kept[chain.Name] = true
+	for _, n := range now {
+		write = append(write, n.Chain)
 	}
-	for _, chain := range slices.Backward(before) {
-		if !kept[chain.Name] {
-			gone = append(gone, chain.ChainID)
+	for _, n := range slices.Backward(before) {
+		if isFlat || !has(x.items, n) {
+			gone = append(gone, n.ChainID)
 		}
 	}
 	x.changed, x.touched, x.itemsBefore = false, nil, nil
@@ -111,7 +110,7 @@ func (x *index) flush(tail []ruleset.Rule) (write []ruleset.Chain, gone []rulese
 // render returns the dispatch chain and what is below it, those jumped to first. Of
 // a tree that is only the chains on the way to touched keys and next to that way;
 // the others cannot have changed.
-func (x *index) render(items []*item, isFlat bool) (root ruleset.Chain, below []ruleset.Chain) {
+func (x *index) render(items []*item, isFlat bool) (root ruleset.Chain, below []node) {
 	root.ChainID = x.chain()
 	if isFlat {
 		root.Rules = flat(items)

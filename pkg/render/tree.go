@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
+	"sort"
 
 	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
@@ -73,7 +74,14 @@ type tree struct {
 	index   Index
 	table   ruleset.Table
 	touched []key // sorted
-	chains  []ruleset.Chain
+	chains  []node
+}
+
+// node is a chain of a tree, with the first bits of the keys that it is for.
+type node struct {
+	ruleset.Chain
+	key   key
+	depth int
 }
 
 // inline returns the rules that lead on for the items of one space, to stand in the
@@ -115,9 +123,40 @@ func (t *tree) branch(items []*item, changed bool) []ruleset.Rule {
 	name := t.name(r)
 	if changed {
 		rules := t.lead(items, t.touches(items[0].key, depth))
-		t.chains = append(t.chains, ruleset.Chain{ChainID: ruleset.ChainID{Table: t.table, Name: name}, Rules: rules})
+		chain := ruleset.Chain{ChainID: ruleset.ChainID{Table: t.table, Name: name}, Rules: rules}
+		t.chains = append(t.chains, node{Chain: chain, key: items[0].key, depth: depth})
 	}
 	return []ruleset.Rule{{Matches: r.matches(), Comment: r.comment(), Action: ruleset.Jump{Chain: name}}}
+}
+
+// has reports whether a tree of these items has the chain of a node. It has one for
+// each level at which items part, but for the first, whose rules stand in the root,
+// and for those below a chain that is small enough for all its entries.
+func has(items []*item, n node) bool {
+	group := within(items, n.key, n.depth)
+	if len(group) < 2 {
+		return false
+	}
+	length := width(group[0])
+	if levelAt(min(group[0].key.shared(group[len(group)-1].key), length), length) != n.depth {
+		return false
+	}
+	for level := n.depth; level > 0; {
+		level = levelAbove(level, length)
+		if above := within(items, n.key, level); len(above) > len(group) {
+			return len(above) > leafSize
+		}
+	}
+	return false
+}
+
+// within returns the items whose keys begin with the first depth bits of a key.
+func within(items []*item, k key, depth int) []*item {
+	at, _ := slices.BinarySearchFunc(items, k, func(it *item, k key) int { return it.key.compare(k) })
+	belongs := func(it *item) bool { return it.key.space == k.space && it.key.shared(k) >= depth }
+	from := sort.Search(at, func(i int) bool { return belongs(items[i]) })
+	to := at + sort.Search(len(items)-at, func(i int) bool { return !belongs(items[at+i]) })
+	return items[from:to]
 }
 
 // touches reports whether a key that changed begins with the first depth bits of k.
@@ -156,6 +195,14 @@ func levelBelow(level, width int) int {
 		return first
 	}
 	return level + stride
+}
+
+// levelAbove is the level before another one.
+func levelAbove(level, width int) int {
+	if level <= width%stride {
+		return 0
+	}
+	return max(level-stride, 0)
 }
 
 // keyRange is what a chain of a tree is for: the addresses of a prefix, or the
