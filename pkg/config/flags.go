@@ -114,7 +114,7 @@ func (f *Flags) addRules() {
 	fs.Int32Var(raw.IPTables.MasqueradeBit, "iptables-masquerade-bit", *raw.IPTables.MasqueradeBit, "Bit of the packet mark, 0 to 31, that asks for masquerading.")
 	fs.BoolVar(&raw.IPTables.MasqueradeAll, "masquerade-all", false, "Masquerade everything that is sent to a cluster IP.")
 	fs.BoolVar(raw.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *raw.IPTables.LocalhostNodePorts, "Serve IPv4 node ports on 127.0.0.1 too (sets route_localnet).")
-	fs.DurationVar(&raw.IPTables.SyncPeriod.Duration, "iptables-sync-period", raw.IPTables.SyncPeriod.Duration, "How often the rules are looked after: canaries checked, failed work tried again.")
+	fs.DurationVar(&raw.IPTables.SyncPeriod.Duration, "iptables-sync-period", raw.IPTables.SyncPeriod.Duration, "How often the rules are looked after: canaries and jump rules checked, failed work tried again.")
 	fs.DurationVar(&raw.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", raw.IPTables.MinSyncPeriod.Duration, "Least time between two writes of rules; 0 writes each change at once. If it is not set, the time follows from what a write costs.")
 	fs.StringVar((*string)(&raw.DetectLocalMode), "detect-local-mode", "", "How traffic of pods is recognised: ClusterCIDR (default), NodeCIDR, BridgeInterface or InterfaceNamePrefix.")
 	fs.StringVar(&raw.ClusterCIDR, "cluster-cidr", "", "Range of the cluster's pods, or one IPv4 and one IPv6 range with a comma between them, for --detect-local-mode=ClusterCIDR.")
