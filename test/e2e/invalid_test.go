@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -37,7 +38,7 @@ func TestInvalidSegmentsAreDropped(t *testing.T) {
 		port := uint16(conn.LocalAddr().(*net.TCPAddr).Port)
 
 		droppedBefore, resetsBefore := n.counter(t, invalidCounter), resetsSent(t, client.Host)
-		err = sendSegment(server.Host, server.addrPort(4), netip.AddrPortFrom(client.addr(4), port))
+		err = sendSegments(server.Host, server.addrPort(4), netip.AddrPortFrom(client.addr(4), port))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,9 +105,11 @@ func resetsSent(t *testing.T, h *lab.Host) int {
 	return 0
 }
 
-// sendSegment sends a TCP segment with an acknowledgement and nothing else from a
-// host, its numbers having nothing to do with any connection.
-func sendSegment(from *lab.Host, src, dst netip.AddrPort) error {
+// sendSegments sends TCP segments with an acknowledgement and nothing else from a
+// host, their numbers having nothing to do with any connection. Conntrack takes what
+// is before the window for a repetition, and only what is beyond it as INVALID; of
+// two numbers that are half of all numbers apart, one is beyond.
+func sendSegments(from *lab.Host, src, dst netip.AddrPort) error {
 	return from.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 		if err != nil {
@@ -114,17 +117,20 @@ func sendSegment(from *lab.Host, src, dst netip.AddrPort) error {
 		}
 		defer unix.Close(fd)
 		to := &unix.SockaddrInet4{Addr: dst.Addr().As4()}
-		return unix.Sendto(fd, segment(src, dst), 0, to)
+		const number, half = 0x12345678, 1 << 31
+		return errors.Join(
+			unix.Sendto(fd, segment(src, dst, number), 0, to),
+			unix.Sendto(fd, segment(src, dst, number+half), 0, to))
 	})
 }
 
-// segment is a TCP header, see RFC 9293, section 3.1.
-func segment(src, dst netip.AddrPort) []byte {
+// segment is a TCP header with a sequence number, see RFC 9293, section 3.1.
+func segment(src, dst netip.AddrPort, number uint32) []byte {
 	const ack, window, dataOffset = 0x10, 1024, 5 << 4
 	b := make([]byte, 20)
 	binary.BigEndian.PutUint16(b[0:], src.Port())
 	binary.BigEndian.PutUint16(b[2:], dst.Port())
-	binary.BigEndian.PutUint32(b[4:], 0x12345678) // sequence number
+	binary.BigEndian.PutUint32(b[4:], number)
 	binary.BigEndian.PutUint32(b[8:], 0x87654321) // acknowledged
 	b[12], b[13] = dataOffset, ack
 	binary.BigEndian.PutUint16(b[14:], window)
