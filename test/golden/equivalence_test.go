@@ -32,14 +32,16 @@ import (
 	"github.com/miniproxy/miniproxy/test/golden"
 )
 
+// forms are the forms that dispatch and balancing can have.
+var forms = map[string]func(*render.Options){
+	"as delivered": func(*render.Options) {},
+	"trees":        func(o *render.Options) { o.FlatDispatch, o.FlatBalance = 1, 1 },
+}
+
 // TestPacketEquivalence runs an agent through every golden case and asks, after each
 // step, about packets from everybody to everything: kube-proxy's rules and ours must
 // do the same to each of them, with chains flat and as trees.
 func TestPacketEquivalence(t *testing.T) {
-	forms := map[string]func(*render.Options){
-		"as delivered": func(*render.Options) {},
-		"trees":        func(o *render.Options) { o.FlatDispatch, o.FlatBalance = 1, 1 },
-	}
 	for form, change := range forms {
 		runCases(t, form, change, func(t *testing.T, c golden.Case, have, before ruleset.Ruleset, wants []ruleset.Ruleset) {
 			haveTracer, err := trace.New(have, c.Host)
@@ -118,7 +120,7 @@ func runCases(t *testing.T, form string, change func(*render.Options),
 		}
 		for _, family := range model.Families {
 			t.Run(fmt.Sprintf("%s/%s/%s", form, name, family), func(t *testing.T) {
-				a := newAgent(t, c, family, change)
+				a := newAgent(t, c, family, change, newSimulated(family))
 				before := ruleset.Ruleset{}
 				for i, step := range c.Steps {
 					if step.Config != nil {
@@ -149,17 +151,39 @@ type agent struct {
 	family  model.Family
 	node    string
 	change  func(*render.Options)
-	kernel  *fakekernel.Kernel
+	kernel  kernel
 	tracker *tracker.Tracker
 	proxier *proxier.Proxier
 	objects golden.Objects
 	err     error
 }
 
-func newAgent(t *testing.T, c golden.Case, family model.Family, change func(*render.Options)) *agent {
-	a := &agent{t: t, host: c.Host, family: family, change: change, kernel: fakekernel.New(family, iptables.NFT)}
-	if err := a.kernel.Write(string(c.Before)); err != nil {
-		t.Fatal(err)
+// kernel is a simulated kernel or a real one.
+type kernel interface {
+	proxier.Kernel
+	Save() ([]byte, error)
+}
+
+// simulated is a simulated kernel.
+type simulated struct {
+	*iptables.Runner
+	kernel *fakekernel.Kernel
+}
+
+func newSimulated(family model.Family) simulated {
+	k := fakekernel.New(family, iptables.NFT)
+	return simulated{k.Runner(), k}
+}
+
+// Save implements kernel.
+func (s simulated) Save() ([]byte, error) { return s.kernel.Save(), nil }
+
+func newAgent(t *testing.T, c golden.Case, family model.Family, change func(*render.Options), k kernel) *agent {
+	a := &agent{t: t, host: c.Host, family: family, change: change, kernel: k}
+	if len(c.Before) > 0 {
+		if err := a.kernel.Restore(t.Context(), c.Before); err != nil {
+			t.Fatal(err)
+		}
 	}
 	a.start(c.Config)
 	return a
@@ -178,7 +202,7 @@ func (a *agent) start(yaml []byte) {
 	}
 	a.node = c.NodeName
 	a.tracker = tracker.New(a.family, a.node)
-	a.proxier = proxier.New(a.family, a.tracker, a.kernel.Runner(), proxier.Settings{Chunk: proxier.ChunkNFT, JumpPeriod: time.Minute}, func(node model.NodeFacts) (render.Options, error) {
+	a.proxier = proxier.New(a.family, a.tracker, a.kernel, proxier.Settings{Chunk: proxier.ChunkNFT, JumpPeriod: time.Minute}, func(node model.NodeFacts) (render.Options, error) {
 		opts := proxier.Options(c, a.family, node, host)
 		a.change(&opts)
 		return opts, nil
@@ -277,7 +301,11 @@ func deliver[T metav1.Object](before, after []T, changed func(old, current T)) d
 // rules are what the kernel holds.
 func (a *agent) rules() ruleset.Ruleset {
 	a.t.Helper()
-	rules, err := ruleset.Decode(a.kernel.Save())
+	text, err := a.kernel.Save()
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	rules, err := ruleset.Decode(text)
 	if err != nil {
 		a.t.Fatal(err)
 	}
