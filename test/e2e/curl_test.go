@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os/exec"
@@ -74,7 +75,7 @@ func fetch(ctx context.Context, from *lab.Host, to netip.AddrPort, n int) ([]tra
 		return nil, err
 	}
 	if len(list) != n {
-		return nil, fmt.Errorf("curl on %s made %d of %d requests to %s: %v: %s", from.Name(), len(list), n, to, runErr, stderr.String())
+		return nil, errors.Join(fmt.Errorf("curl on %s made %d of %d requests to %s: %s", from.Name(), len(list), n, to, stderr.String()), runErr)
 	}
 	return list, nil
 }
@@ -180,7 +181,7 @@ func tryOnce(ctx context.Context, from *lab.Host, to netip.AddrPort, args ...str
 		return transfer{}, "", err
 	}
 	if len(list) != 1 {
-		return transfer{}, "", fmt.Errorf("curl on %s made %d requests instead of one: %v: %s", from.Name(), len(list), runErr, verbose.String())
+		return transfer{}, "", errors.Join(fmt.Errorf("curl on %s made %d requests instead of one: %s", from.Name(), len(list), verbose.String()), runErr)
 	}
 	return list[0], verbose.String(), nil
 }

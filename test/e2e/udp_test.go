@@ -173,7 +173,7 @@ func TestUDPFlowFollowsEndpoints(t *testing.T) {
 		eventually(t, "the flow without endpoints to be refused", func() error {
 			a, err := f.ask()
 			if !errors.Is(err, syscall.ECONNREFUSED) {
-				return fmt.Errorf("got answer %+v, error %v, want a refusal", a, err)
+				return errors.Join(fmt.Errorf("got answer %+v, want a refusal", a), err)
 			}
 			return nil
 		})
