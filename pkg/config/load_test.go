@@ -320,6 +320,16 @@ conntrack: []
 		{name: "bridge without a name", file: header + "detectLocalMode: BridgeInterface\n", want: []string{"detectLocal.bridgeInterface: Required value"}},
 		{name: "prefix without a name", file: header + "detectLocalMode: InterfaceNamePrefix\n", want: []string{"detectLocal.interfaceNamePrefix: Required value"}},
 		{
+			name: "bridge with a name that no interface can have",
+			file: header + "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: \"br 0\"}\n",
+			want: []string{`detectLocal.bridgeInterface: Invalid value: "br 0": must be at most 15 bytes, without blanks`},
+		},
+		{
+			name: "prefix that leaves no room for what comes after it",
+			file: header + "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: fifteen-letters}\n",
+			want: []string{`detectLocal.interfaceNamePrefix: Invalid value: "fifteen-letters": must be at most 14 bytes`},
+		},
+		{
 			name: "something else",
 			file: "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n",
 			want: []string{

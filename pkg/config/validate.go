@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+	"unicode"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -84,11 +85,25 @@ func (p *parser) nodePortAddresses(raw []string) NodePortAddresses {
 	return a
 }
 
+// maxInterface is the longest name of an interface, in bytes: IFNAMSIZ in linux/if.h
+// without the zero at the end. iptables refuses longer ones, and so every Service's
+// rules; a prefix is written with a + behind it.
+const maxInterface = 15
+
+// notInInterface reports whether an interface's name cannot have a character, or a
+// rule cannot.
+func notInInterface(r rune) bool {
+	return unicode.IsSpace(r) || unicode.IsControl(r) || strings.ContainsRune(`/:"`, r)
+}
+
 func (p *parser) localDetector(raw *v1alpha1.KubeProxyConfiguration) LocalDetector {
 	d := LocalDetector{Mode: LocalMode(raw.DetectLocalMode)}
-	needsName := func(path, name string) string {
-		if name == "" {
+	needsName := func(path, name string, longest int) string {
+		switch {
+		case name == "":
 			p.errs = append(p.errs, field.Required(field.NewPath(path), "detectLocalMode "+string(d.Mode)+" needs it"))
+		case len(name) > longest || strings.ContainsFunc(name, notInInterface):
+			p.invalid(path, name, "must be at most %d bytes, without blanks, quotes, / and :", longest)
 		}
 		return name
 	}
@@ -98,9 +113,9 @@ func (p *parser) localDetector(raw *v1alpha1.KubeProxyConfiguration) LocalDetect
 		d.ClusterCIDRs = p.clusterCIDRs(raw.ClusterCIDR)
 	case LocalModeNodeCIDR:
 	case LocalModeBridgeInterface:
-		d.Interface = needsName("detectLocal.bridgeInterface", raw.DetectLocal.BridgeInterface)
+		d.Interface = needsName("detectLocal.bridgeInterface", raw.DetectLocal.BridgeInterface, maxInterface)
 	case LocalModeInterfaceNamePrefix:
-		d.Interface = needsName("detectLocal.interfaceNamePrefix", raw.DetectLocal.InterfaceNamePrefix)
+		d.Interface = needsName("detectLocal.interfaceNamePrefix", raw.DetectLocal.InterfaceNamePrefix, maxInterface-len("+"))
 	default:
 		p.errs = append(p.errs, field.NotSupported(field.NewPath("detectLocalMode"), d.Mode, []LocalMode{
 			LocalModeClusterCIDR, LocalModeNodeCIDR, LocalModeBridgeInterface, LocalModeInterfaceNamePrefix,
