@@ -164,7 +164,24 @@ func (p *Proxier) jumpsWereMissing(ctx context.Context) bool {
 		// Not to have looked says nothing about the rules.
 		klog.FromContext(ctx).Error(err, "Could not look after the jump rules; trying again with the next sync")
 	}
-	return missing
+	return missing || err != nil && p.jumpsLeadNowhere(ctx)
+}
+
+// jumpsLeadNowhere reports whether a chain that a jump rule leads to is gone. Then
+// none can be put in place before everything is written again.
+func (p *Proxier) jumpsLeadNowhere(ctx context.Context) bool {
+	for _, table := range []ruleset.Table{ruleset.Filter, ruleset.NAT} {
+		names, err := p.kernel.ChainNames(ctx, table)
+		if err != nil {
+			return false
+		}
+		for _, hook := range render.Hooks() {
+			if hook.From.Table == table && !slices.Contains(names, hook.Rule.Target()) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // ensureJumps makes sure that packets find their way into the chains, and reports

@@ -447,3 +447,19 @@ func TestStop(t *testing.T) {
 		t.Error("jumps were put in place although the rules are not complete")
 	}
 }
+
+// A jump rule cannot be put back while the chain that it leads to is gone: that chain
+// is written again first, with all others.
+func TestJumpsAreLookedAfterWithoutTheirChains(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t)
+		h.fill(3)
+		h.sync()
+		h.write("*nat\n-F POSTROUTING\n:KUBE-POSTROUTING - [0:0]\n-X KUBE-POSTROUTING\nCOMMIT\n")
+		time.Sleep(jumpPeriod)
+		h.sync()
+		if !h.last.Full || h.last.Trigger != Touched {
+			t.Errorf("full %v because of %q, want all to be written because it was touched", h.last.Full, h.last.Trigger)
+		}
+	})
+}
