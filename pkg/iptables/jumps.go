@@ -68,9 +68,9 @@ func (r *Runner) ensureJumps(ctx context.Context, from ruleset.ChainID, want []r
 		return change, err
 	}
 	lines, err := r.seams.Chains.List(string(from.Table), from.Name)
-	if exitStatus(err) == exitNotFound {
-		// A built-in chain cannot be missing. iptables-nft cannot print one that
-		// holds a native nft rule, but can still tell whether ours are in it.
+	if status := exitStatus(err); status == exitNotFound || status == exitUnsupported {
+		// A built-in chain cannot be missing. iptables-nft cannot print one that holds a
+		// native nft rule, or one of a newer iptables, but can still insert ours.
 		change.Inserted, err = r.insertUnlisted(from, want)
 		return change, err
 	}
@@ -97,11 +97,13 @@ func (r *Runner) ensureJumps(ctx context.Context, from ruleset.ChainID, want []r
 	return change, nil
 }
 
-// insertUnlisted puts at the head of a chain what is certainly not in it.
+// insertUnlisted puts at the head of a chain what is certainly not in it, or not
+// before a rule that iptables cannot read: there the search ends, with the status of
+// an unsupported table. A second jump behind such a rule changes nothing for a packet.
 func (r *Runner) insertUnlisted(from ruleset.ChainID, want []ruleset.Rule) (inserted int, err error) {
 	for _, rule := range slices.Backward(want) {
 		found, err := r.seams.Chains.Exists(string(from.Table), from.Name, rule.Args()...)
-		if err != nil {
+		if err != nil && exitStatus(err) != exitUnsupported {
 			return inserted, err
 		}
 		if found {

@@ -136,3 +136,32 @@ func TestJumpsBesideNativeRules(t *testing.T) {
 		t.Errorf("got %d jumps, want 1:\n%s", got, listed)
 	}
 }
+
+// iptables-nft ends with the status of a missing table at a rule that it can make
+// nothing of at all.
+func TestJumpsBesideUnreadableRules(t *testing.T) {
+	if !inNamespace(t) {
+		return
+	}
+	r := realRunner(t, model.IPv4, NFT)
+	restore(t, r, hookTargets+"*nat\n-A PREROUTING -j ACCEPT\n-A POSTROUTING -j ACCEPT\nCOMMIT\n")
+	for _, chain := range []string{"PREROUTING", "POSTROUTING"} {
+		if _, err := run(t.Context(), nil, "nft", "insert rule ip nat "+chain+" meta length 5 counter"); err != nil {
+			skip(t, "nft", err)
+		}
+	}
+	if err := r.Supported(t.Context()); err != nil {
+		t.Errorf("Supported: %v", err)
+	}
+	ensureJumps(t, r)
+	if changes := ensureJumps(t, r); len(changes) > 0 {
+		t.Errorf("changed again: %v", changes)
+	}
+	listed, err := run(t.Context(), nil, "nft", "list chain ip nat PREROUTING")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Count(string(listed), "jump KUBE-SERVICES"); got != 1 {
+		t.Errorf("got %d jumps, want 1:\n%s", got, listed)
+	}
+}

@@ -146,8 +146,15 @@ func (r *Runner) Supported(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	_, err := r.seams.Chains.ChainExists(string(ruleset.NAT), "POSTROUTING")
+	const chain = "POSTROUTING"
+	_, err := r.seams.Chains.ChainExists(string(ruleset.NAT), chain)
 	if exitStatus(err) == exitUnsupported {
+		// iptables-nft says the same of a chain with a rule that it cannot read, such as
+		// one of a newer iptables. Nobody's rule may cost the node a whole family.
+		names, lookErr := r.ChainNames(ctx, ruleset.NAT)
+		if lookErr == nil && slices.Contains(names, chain) {
+			return nil
+		}
 		err = fmt.Errorf("%w: %w", ErrFamilyUnsupported, err)
 	}
 	if err != nil {
