@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
@@ -81,15 +82,33 @@ func (w *writer) flushIfFull(ctx context.Context) error {
 
 // flush hands over everything that was collected.
 func (w *writer) flush(ctx context.Context) error {
-	// A transaction that has begun is not cut off half way when the agent is told to
-	// stop; the next one does not begin.
 	if err := ctx.Err(); err != nil || w.builder.Len() == 0 {
 		return err
 	}
 	w.buffer = w.builder.Append(w.buffer[:0])
 	w.builder.Reset()
-	if err := w.kernel.Restore(context.WithoutCancel(ctx), w.buffer); err != nil {
+	ctx, done := outlive(ctx, lastWords)
+	defer done()
+	if err := w.kernel.Restore(ctx, w.buffer); err != nil {
 		return fmt.Errorf("write the rules: %w", err)
 	}
 	return nil
+}
+
+// lastWords is how long a transaction may go on after the agent was told to stop; the
+// next one does not begin. It is less than the grace that deploy/daemonset.yaml gives,
+// so that a program that hangs does not keep the agent from ending by itself.
+const lastWords = 10 * time.Second
+
+// outlive returns a context that ends some time after ctx, or when done is called.
+func outlive(ctx context.Context, by time.Duration) (longer context.Context, done context.CancelFunc) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-time.After(by):
+			cancel()
+		case <-longer.Done():
+		}
+	})
+	return longer, func() { stop(); cancel() }
 }
