@@ -78,38 +78,45 @@ func (c *Conn) Close() error { return unix.Close(c.fd) }
 
 // Dump sends a request for a table and calls each with every entry. The message is
 // valid until each returns. An error of each ends the dump and is returned as it
-// is. After any error the connection can only be closed: what the kernel still had
-// to say is in it.
+// is. After any error but ErrInterrupted the connection can only be closed: what the
+// kernel still had to say is in it.
 func (c *Conn) Dump(ctx context.Context, request Message, each func(Message) error) error {
 	request.Flags |= unix.NLM_F_DUMP
 	if err := c.write(request); err != nil {
 		return err
 	}
-	interrupted := false
+	d := dump{seq: c.seq, each: each}
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		done, err := c.receive(func(h header, body []byte) (bool, error) {
-			if h.seq != c.seq {
-				return false, nil
-			}
-			interrupted = interrupted || h.flags&unix.NLM_F_DUMP_INTR != 0
-			switch h.kind {
-			case unix.NLMSG_DONE, unix.NLMSG_ERROR:
-				return true, status(body)
-			}
-			return false, withMessage(h, body, each)
-		})
-		switch {
-		case err != nil:
+		if done, err := c.receive(d.add); done || err != nil {
 			return err
-		case done && interrupted:
-			return ErrInterrupted
-		case done:
-			return nil
 		}
 	}
+}
+
+// dump takes in the answer to a request for a table.
+type dump struct {
+	seq         uint32
+	each        func(Message) error
+	interrupted bool
+}
+
+// add takes in a part of the answer, and reports whether it was the last.
+func (d *dump) add(h header, body []byte) (done bool, err error) {
+	if h.seq != d.seq {
+		return false, nil
+	}
+	d.interrupted = d.interrupted || h.flags&unix.NLM_F_DUMP_INTR != 0
+	switch h.kind {
+	case unix.NLMSG_DONE, unix.NLMSG_ERROR:
+		if err := status(body); err != nil || !d.interrupted {
+			return true, err
+		}
+		return true, ErrInterrupted
+	}
+	return false, withMessage(h, body, d.each)
 }
 
 // Get sends a request and calls each with the answer's messages.
@@ -212,7 +219,12 @@ func (c *Conn) receive(each func(header, []byte) (done bool, err error)) (bool, 
 	if sender, ok := from.(*unix.SockaddrNetlink); !ok || sender.Pid != 0 {
 		return false, nil // another process wrote to our socket
 	}
-	for b := c.recv[:n]; len(b) >= headerSize; {
+	return eachMessage(c.recv[:n], each)
+}
+
+// eachMessage calls each with the messages of a packet until one says done.
+func eachMessage(b []byte, each func(header, []byte) (done bool, err error)) (bool, error) {
+	for len(b) >= headerSize {
 		length := int(binary.NativeEndian.Uint32(b))
 		if length < headerSize || length > len(b) {
 			return false, errors.New("receive from netfilter: message is cut off")

@@ -25,7 +25,7 @@ func named(kind, flags uint16, name string) Message {
 func nameOf(m Message) string {
 	for kind, data := range Attributes(m.Attributes) {
 		if kind == 1 {
-			return string(data[:len(data)-1])
+			return unix.ByteSliceToString(data)
 		}
 	}
 	return ""
