@@ -1,102 +1,69 @@
 package iptables
 
 import (
-	"encoding/binary"
 	"errors"
 	"slices"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/miniproxy/miniproxy/pkg/nfnetlink"
 )
 
-// message is a netlink message.
-func message(kind, flags uint16, body []byte) []byte {
-	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+len(body)))
-	b = binary.NativeEndian.AppendUint16(b, kind)
-	b = binary.NativeEndian.AppendUint16(b, flags)
-	b = append(b, make([]byte, 8)...)
-	return pad(append(b, body...))
-}
-
-// attribute is a netlink attribute.
-func attribute(kind uint16, value string) []byte {
-	b := binary.NativeEndian.AppendUint16(nil, uint16(4+len(value)))
-	b = binary.NativeEndian.AppendUint16(b, kind)
-	return pad(append(b, value...))
-}
-
-func pad(b []byte) []byte { return append(b, make([]byte, (4-len(b)%4)%4)...) }
-
-// chainBody is what the kernel sends of a chain, after the netlink header.
-func chainBody(table, name string) []byte {
+// chainAttributes are what the kernel sends of a chain.
+func chainAttributes(table, name string) []byte {
 	return slices.Concat(
-		[]byte{unix.NFPROTO_IPV4, 0, 0, 0},
-		attribute(unix.NFTA_CHAIN_TABLE, table+"\x00"),
-		attribute(unix.NFTA_CHAIN_HANDLE, "12345678"),
-		attribute(unix.NFTA_CHAIN_NAME, name+"\x00"),
-		attribute(0x8000|unix.NFTA_CHAIN_HOOK, "nested"),
+		nfnetlink.AppendAttribute(nil, unix.NFTA_CHAIN_TABLE, append([]byte(table), 0)...),
+		nfnetlink.AppendAttribute(nil, unix.NFTA_CHAIN_HANDLE, []byte("12345678")...),
+		nfnetlink.AppendAttribute(nil, unix.NFTA_CHAIN_NAME, append([]byte(name), 0)...),
+		nfnetlink.AppendNested(nil, unix.NFTA_CHAIN_HOOK, []byte("nested")),
 	)
 }
 
-const newChain = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWCHAIN
-
-func TestNFTAnswer(t *testing.T) {
-	errno := func(e syscall.Errno) []byte {
-		return append(binary.NativeEndian.AppendUint32(nil, uint32(-int32(e))), make([]byte, 16)...)
-	}
+func TestReadNFTName(t *testing.T) {
+	chain := chainAttributes("nat", "KUBE-A")
 	tests := []struct {
-		name     string
-		datagram []byte
-		want     []nftName
-		done     bool
-		err      error
+		name       string
+		attributes []byte
+		object     nftObject
+		want       nftName
 	}{
-		{
-			name:     "chains, more to come",
-			datagram: slices.Concat(message(newChain, 0, chainBody("nat", "KUBE-A")), message(newChain, 0, chainBody("filter", "KUBE-B"))),
-			want:     []nftName{{"nat", "KUBE-A"}, {"filter", "KUBE-B"}},
-		},
-		{
-			name:     "the last",
-			datagram: slices.Concat(message(newChain, 0, chainBody("nat", "KUBE-A")), message(unix.NLMSG_DONE, 0, make([]byte, 4))),
-			want:     []nftName{{"nat", "KUBE-A"}},
-			done:     true,
-		},
-		{
-			name:     "changed meanwhile",
-			datagram: message(newChain, unix.NLM_F_DUMP_INTR, chainBody("nat", "KUBE-A")),
-			err:      errDumpChanged,
-		},
-		{
-			name:     "not permitted",
-			datagram: message(unix.NLMSG_ERROR, 0, errno(unix.EPERM)),
-			err:      unix.EPERM,
-		},
-		{
-			name:     "no such subsystem",
-			datagram: message(unix.NLMSG_ERROR, 0, errno(unix.EINVAL)),
-			err:      errNoNFT,
-		},
+		{"a chain", chain, nftChains, nftName{"nat", "KUBE-A"}},
+		{"what has no name", chain, nftRules, nftName{table: "nat"}},
+		{"cut off", chain[:len(chain)-24], nftChains, nftName{table: "nat"}},
+		{"nothing", nil, nftChains, nftName{}},
 	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			got, done, err := nftAnswer(test.datagram, nftChains)
-			if !slices.Equal(got, test.want) || done != test.done || !errors.Is(err, test.err) {
-				t.Errorf("got %v, %t, %v; want %v, %t, %v", got, done, err, test.want, test.done, test.err)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := readNFTName(tt.attributes, tt.object); got != tt.want {
+				t.Errorf("got %+v, want %+v", got, tt.want)
 			}
 		})
 	}
 }
 
-func FuzzNFTAnswer(f *testing.F) {
-	f.Add(message(newChain, 0, chainBody("nat", "KUBE-A")))
-	f.Add(message(newChain, 0, nil))
-	f.Add(message(unix.NLMSG_ERROR, 0, []byte{1}))
-	f.Fuzz(func(t *testing.T, datagram []byte) {
-		names, _, err := nftAnswer(datagram, nftChains)
-		if err != nil && names != nil {
-			t.Errorf("got both names %v and error %v", names, err)
+func FuzzReadNFTName(f *testing.F) {
+	f.Add(chainAttributes("nat", "KUBE-A"))
+	f.Add([]byte{1})
+	f.Fuzz(func(t *testing.T, attributes []byte) {
+		if n := readNFTName(attributes, nftChains); len(n.table)+len(n.name) > len(attributes) {
+			t.Errorf("read %+v from %d bytes", n, len(attributes))
 		}
 	})
+}
+
+// TestWithoutNFT tells a kernel without nf_tables from one that refuses.
+func TestWithoutNFT(t *testing.T) {
+	for err, want := range map[error]bool{
+		unix.EPROTONOSUPPORT:        true,
+		unix.EINVAL:                 true,
+		unix.EOPNOTSUPP:             true,
+		unix.EPERM:                  false,
+		nfnetlink.ErrInterrupted:    false,
+		errors.New("anything else"): false,
+	} {
+		if got := errors.Is(withoutNFT(err), errNoNFT); got != want {
+			t.Errorf("%v means no nf_tables: got %t, want %t", err, got, want)
+		}
+	}
 }

@@ -99,6 +99,9 @@ func openNotifications() (*os.File, error) {
 	return socket, nil
 }
 
+// nfHeader is the size of the netfilter header that precedes a message's attributes.
+const nfHeader = 4
+
 // transaction collects the notifications of one transaction; the one about the new
 // generation of the ruleset is its last.
 type transaction struct {
