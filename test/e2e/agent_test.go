@@ -67,7 +67,16 @@ func (n *node) log() string { return filepath.Join(n.dir, "agent.log") }
 
 // agentArgs are the arguments for the program under test; extra ones win.
 func (n *node) agentArgs(kubeconfig string, extra ...string) []string {
-	args := []string{
+	args := n.proxyArgs(kubeconfig)
+	if *agentFlag == agentMiniproxy {
+		args = append([]string{"run", "--iptables-backend=" + n.backend}, args...)
+	}
+	return append(args, extra...)
+}
+
+// proxyArgs are the arguments that miniproxy and kube-proxy have in common.
+func (n *node) proxyArgs(kubeconfig string) []string {
+	return []string{
 		"--kubeconfig=" + kubeconfig,
 		"--hostname-override=" + n.Plan.Name,
 		"--cluster-cidr=" + clusterCIDRs,
@@ -79,10 +88,6 @@ func (n *node) agentArgs(kubeconfig string, extra ...string) []string {
 		"--conntrack-tcp-timeout-close-wait=0s",
 		"--v=2",
 	}
-	if *agentFlag == agentMiniproxy {
-		args = append([]string{"run", "--iptables-backend=" + n.backend}, args...)
-	}
-	return append(args, extra...)
 }
 
 // agentProgram is the path of the program under test.

@@ -147,11 +147,7 @@ func agentBinary(ctx context.Context, dir string) (string, error) {
 // controlPlanePrograms returns the directory of the Kubernetes programs, after
 // building those that are not there yet.
 func controlPlanePrograms(ctx context.Context) (string, error) {
-	args := []string{"kube-apiserver", "kube-controller-manager"}
-	if *agentFlag == agentKubeProxy {
-		args = append(args, agentKubeProxy)
-	}
-	cmd := exec.CommandContext(ctx, "../../hack/controlplane.sh", args...)
+	cmd := exec.CommandContext(ctx, "../../hack/controlplane.sh", "kube-apiserver", "kube-controller-manager", agentKubeProxy)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
