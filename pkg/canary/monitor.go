@@ -42,6 +42,16 @@ func canary() ruleset.Rule {
 	return ruleset.Rule{Comment: "if this rule is gone, the table was flushed", Action: ruleset.Return{}}
 }
 
+// All returns the canary chains as a Monitor keeps them.
+func All() []ruleset.Chain {
+	var chains []ruleset.Chain
+	for _, table := range tables {
+		id := ruleset.ChainID{Table: table, Name: ChainName}
+		chains = append(chains, ruleset.Chain{ChainID: id, Rules: []ruleset.Rule{canary()}})
+	}
+	return chains
+}
+
 // Cause is what a Monitor noticed.
 type Cause string
 

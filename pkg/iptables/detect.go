@@ -114,21 +114,28 @@ func chooseByRules(ctx context.Context, look looker) (Choice, error) {
 	return Choice{NFT, "nothing speaks for legacy"}, nil
 }
 
-// CountChains counts the chains of a backend, of both families, for which owns
-// says yes. Run with the backend that was not chosen, it tells whether rules of
-// ours were left there. Looking creates no table.
+// FindChains lists the chains of one family in a backend for which owns says yes. Run
+// with the backend that was not chosen, it tells whether rules of ours were left
+// there. Looking creates no table.
+func FindChains(ctx context.Context, backend Backend, fam model.Family, owns func(ruleset.ChainID) bool) ([]ruleset.ChainID, error) {
+	ids, err := host{}.chains(ctx, backend, fam)
+	if err != nil {
+		return nil, err
+	}
+	ids = slices.DeleteFunc(ids, func(id ruleset.ChainID) bool { return !owns(id) })
+	slices.SortFunc(ids, ruleset.ChainID.Compare)
+	return ids, nil
+}
+
+// CountChains counts what FindChains lists, of both families.
 func CountChains(ctx context.Context, backend Backend, owns func(ruleset.ChainID) bool) (int, error) {
 	n := 0
 	for _, fam := range model.Families {
-		ids, err := host{}.chains(ctx, backend, fam)
+		ids, err := FindChains(ctx, backend, fam, owns)
 		if err != nil {
 			return 0, err
 		}
-		for _, id := range ids {
-			if owns(id) {
-				n++
-			}
-		}
+		n += len(ids)
 	}
 	return n, nil
 }

@@ -92,6 +92,12 @@ func (k Kernel) TCPBeLiberal() (bool, error) {
 // there, unless a rule forbids it (CVE-2020-8558).
 func (k Kernel) SetRouteLocalnet(ctx context.Context) error { return k.set(ctx, routeLocalnet, "1") }
 
+// RouteLocalnet reports whether packets to 127.0.0.0/8 are routed.
+func (k Kernel) RouteLocalnet() (bool, error) {
+	value, err := k.read(routeLocalnet)
+	return value == "1", err
+}
+
 // SetOOMScoreAdj sets how willing the kernel is to kill this process when memory
 // runs out, from -1000 (never) to 1000. A value below the current one needs
 // CAP_SYS_RESOURCE.
