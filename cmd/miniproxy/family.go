@@ -150,7 +150,7 @@ func (f *familyAgent) rendering(node model.NodeFacts) (render.Options, error) {
 		return render.Options{}, err
 	}
 	host := f.host
-	host.Addresses, host.RandomFully = addresses, f.kernel.HasRandomFully()
+	host.Addresses, host.RandomFully = addresses, true
 	opts := f.options.rendering(f.config, f.family, node, host)
 	if f.noLoopback {
 		opts.NodePorts.Loopback = false

@@ -73,8 +73,10 @@ func accountFor(ctx context.Context, kernels []*iptables.Runner, name string) st
 	err := nfacct.Kernel{}.Ensure(name)
 	for _, kernel := range kernels {
 		if err == nil {
+			var missing map[string]error
 			counts := ruleset.Rule{Matches: []ruleset.Match{ruleset.NFAcct{Name: name}}}
-			err = kernel.Probe(ctx, ruleset.Filter, counts)
+			missing, err = kernel.Probe(ctx, []iptables.Feature{{Name: name, Table: ruleset.Filter, Rules: []ruleset.Rule{counts}}})
+			err = errors.Join(err, missing[name])
 		}
 	}
 	if err != nil {

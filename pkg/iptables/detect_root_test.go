@@ -110,29 +110,6 @@ func TestDetectIgnoresOtherTables(t *testing.T) {
 	wantDetected(t, Legacy, "(legacy 2, nft 0)")
 }
 
-func TestProbeOnKernel(t *testing.T) {
-	if !inNamespace(t) {
-		return
-	}
-	known := ruleset.Rule{
-		Matches: []ruleset.Match{ruleset.Chance(3), ruleset.RecentSet{Name: "KUBE-SEP-X"}},
-		Comment: "probe",
-		Action:  ruleset.Masquerade{RandomFully: true},
-	}
-	unknown := ruleset.Rule{Matches: []ruleset.Match{ruleset.UnknownMatch{Text: "-m nosuchmatch"}}}
-	eachRunner(t, func(t *testing.T, r *Runner) {
-		if err := r.Probe(t.Context(), ruleset.NAT, known); err != nil {
-			t.Errorf("known: %v", err)
-		}
-		if err := r.Probe(t.Context(), ruleset.NAT, known, unknown); err == nil || IsBusy(err) {
-			t.Errorf("unknown: got %v, want a refusal", err)
-		}
-		if names, err := r.ChainNames(t.Context(), ruleset.NAT); err != nil || strings.Contains(strings.Join(names, " "), "KUBE") {
-			t.Errorf("the probe left %v, %v", names, err)
-		}
-	})
-}
-
 // After "nft flush ruleset" not even the tables are there.
 func TestHasChainWithoutTables(t *testing.T) {
 	if !inNamespace(t) {

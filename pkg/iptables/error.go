@@ -59,16 +59,15 @@ type RestoreError struct {
 	Line int
 	// Text is that line, empty if there is none of that number.
 	Text string
-	// Excerpt is the input from three lines before to three lines after Line, each
-	// with its number, the blamed one marked.
-	Excerpt string
+	// around is what Excerpt returns.
+	around string
 }
 
 // newRestoreError finds the line of the input that a failed restore blames.
 func newRestoreError(failed *CommandError, input []byte) *RestoreError {
 	e := &RestoreError{CommandError: failed, Line: failedLine(failed.Stderr)}
 	if e.Line > 0 {
-		e.Text, e.Excerpt = excerpt(input, e.Line)
+		e.Text, e.around = excerpt(input, e.Line)
 	}
 	return e
 }
@@ -80,6 +79,10 @@ func (e *RestoreError) Error() string {
 	}
 	return fmt.Sprintf("%v (input line %d: %s)", e.CommandError, e.Line, oneLine(e.Text))
 }
+
+// Excerpt returns the input from three lines before to three lines after Line, each
+// with its number, the blamed one marked; nothing if no line is blamed.
+func (e *RestoreError) Excerpt() string { return e.around }
 
 // Unwrap returns the CommandError within.
 func (e *RestoreError) Unwrap() error { return e.CommandError }

@@ -263,8 +263,8 @@ func FuzzParseRestoreError(f *testing.F) {
 		if err.Line < 0 {
 			t.Errorf("got line %d from %q", err.Line, stderr)
 		}
-		if err.Line == 0 && (err.Text != "" || err.Excerpt != "") {
-			t.Errorf("no line is blamed, but there is an excerpt: %q", err.Excerpt)
+		if err.Line == 0 && (err.Text != "" || err.Excerpt() != "") {
+			t.Errorf("no line is blamed, but there is an excerpt: %q", err.Excerpt())
 		}
 		if err.Text != "" && !strings.Contains(input, err.Text) {
 			t.Errorf("blamed line %q is not of the input %q", err.Text, input)

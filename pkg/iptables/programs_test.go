@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -168,27 +169,29 @@ func TestNewTellsUnsupportedFamilies(t *testing.T) {
 	}
 }
 
-// B-51: --random-fully came with 1.6.2.
-func TestRandomFully(t *testing.T) {
-	tests := []struct {
-		version string
-		want    bool
-	}{
-		{"1.6.1", false},
-		{"1.6.2", true},
-		{"1.8.9", true},
+// What a program prints does not fill the agent's memory: its first and its last
+// words are kept.
+func TestStderrIsBounded(t *testing.T) {
+	scripts(t, map[string]string{"talker": `echo first >&2
+i=0; while [ $i -lt 20000 ]; do echo "warning $i" >&2; i=$((i+1)); done
+echo "line 7 failed" >&2
+exit 1`})
+	_, err := run(t.Context(), nil, "talker")
+	failed, ok := errors.AsType[*CommandError](err)
+	if !ok {
+		t.Fatalf("got %v, want a CommandError", err)
 	}
-	for _, test := range tests {
-		t.Run(test.version, func(t *testing.T) {
-			scripts(t, suite("iptables-legacy", `echo "iptables v`+test.version+`"`))
-			r, err := New(t.Context(), model.IPv4, Legacy)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if r.HasRandomFully() != test.want || r.Version() != test.version {
-				t.Errorf("got version %s, random-fully %t; want %s, %t", r.Version(), r.HasRandomFully(), test.version, test.want)
-			}
-		})
+	if !strings.HasPrefix(failed.Stderr, "first\n") || !strings.HasSuffix(failed.Stderr, "line 7 failed") {
+		t.Errorf("got stderr %q", failed.Stderr)
+	}
+	var kept headTail
+	for range 1 << 10 {
+		if n, err := kept.Write(make([]byte, 1<<10)); n != 1<<10 || err != nil {
+			t.Fatalf("got %d, %v", n, err)
+		}
+	}
+	if got := len(kept.String()); got > keptHead+keptTail+10 {
+		t.Errorf("kept %d bytes of a megabyte", got)
 	}
 }
 

@@ -20,7 +20,8 @@ func run(ctx context.Context, input []byte, program string, args ...string) ([]b
 	// hold up the caller forever. On a busy host a second was once too short for the
 	// program's own last words.
 	cmd.WaitDelay = 30 * time.Second
-	var stdout, stderr bytes.Buffer
+	var stdout bytes.Buffer
+	var stderr headTail
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		return nil, newCommandError(ctx, cmd.Args, stderr.String(), err)
@@ -43,4 +44,36 @@ func newCommandError(ctx context.Context, args []string, stderr string, err erro
 		e.Err = context.Cause(ctx)
 	}
 	return e
+}
+
+// keptHead and keptTail are how much of what a program complains about is kept, in
+// bytes. A restore of a large cluster can draw a warning for each of its lines.
+const (
+	keptHead = 32 << 10
+	keptTail = 32 << 10
+)
+
+// headTail is a writer that keeps the beginning and the end of what it is given.
+type headTail struct {
+	head, tail []byte
+	lost       bool
+}
+
+// Write implements io.Writer.
+func (w *headTail) Write(p []byte) (int, error) {
+	n := min(len(p), keptHead-len(w.head))
+	w.head = append(w.head, p[:n]...)
+	w.tail = append(w.tail, p[n:]...)
+	if over := len(w.tail) - keptTail; over > 0 {
+		w.tail, w.lost = append(w.tail[:0], w.tail[over:]...), true
+	}
+	return len(p), nil
+}
+
+// String returns what was kept, with a mark where something is missing.
+func (w *headTail) String() string {
+	if w.lost {
+		return string(w.head) + "\n...\n" + string(w.tail)
+	}
+	return string(w.head) + string(w.tail)
 }

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -43,6 +44,9 @@ type Seams struct {
 	// Run runs a program with the given standard input and returns its standard
 	// output. Failures are of type *CommandError.
 	Run func(ctx context.Context, input []byte, program string, args ...string) ([]byte, error)
+	// Stream runs a program and hands over its standard output while it runs, for what
+	// is too much to be kept. Without it Run is used.
+	Stream func(ctx context.Context, read func(io.Reader) error, program string, args ...string) error
 	// Save and Restore are the programs that Run is asked for.
 	Save, Restore string
 	// Chains works on single chains and rules, with the program Tables.
@@ -53,8 +57,6 @@ type Seams struct {
 	ChainNames func(ctx context.Context, table ruleset.Table) ([]string, error)
 	// Version is that of the programs, such as "1.8.9".
 	Version string
-	// RandomFully says that MASQUERADE takes --random-fully: from version 1.6.2 on.
-	RandomFully bool
 	// LockWait is how long Restore waits for the lock, in seconds.
 	LockWait int
 }
@@ -109,14 +111,13 @@ func realSeams(ctx context.Context, fam model.Family, backend Backend, lockWait 
 	}
 	major, minor, patch := chains.GetIptablesVersion()
 	seams := Seams{
-		Run:         run,
-		Tables:      found.tables,
-		Save:        found.save,
-		Restore:     found.restore,
-		Chains:      chains,
-		Version:     fmt.Sprintf("%d.%d.%d", major, minor, patch),
-		RandomFully: chains.HasRandomFully(),
-		LockWait:    lockWait,
+		Run:      run,
+		Tables:   found.tables,
+		Save:     found.save,
+		Restore:  found.restore,
+		Chains:   chains,
+		Version:  fmt.Sprintf("%d.%d.%d", major, minor, patch),
+		LockWait: lockWait,
 	}
 	seams.ChainNames = func(ctx context.Context, table ruleset.Table) ([]string, error) {
 		if backend == NFT {
@@ -135,9 +136,6 @@ func (r *Runner) Backend() Backend { return r.backend }
 
 // Version is the version of the iptables programs, such as "1.8.9".
 func (r *Runner) Version() string { return r.seams.Version }
-
-// HasRandomFully reports whether MASQUERADE takes --random-fully.
-func (r *Runner) HasRandomFully() bool { return r.seams.RandomFully }
 
 // Supported looks whether the kernel has a nat table for the family. The error
 // wraps ErrFamilyUnsupported if it has none; any other error leaves that open. On
@@ -168,15 +166,10 @@ func (r *Runner) Supported(ctx context.Context) error {
 // takes effect whole or not at all. The error is a *RestoreError if iptables-restore
 // ran and failed.
 func (r *Runner) Restore(ctx context.Context, input []byte) error {
-	return r.restore(ctx, input)
-}
-
-func (r *Runner) restore(ctx context.Context, input []byte, more ...string) error {
 	if r.backend == NFT {
 		defer r.own.begin(r.seams.Restore, touchedBy(input))()
 	}
-	args := append([]string{"-w", strconv.Itoa(r.seams.LockWait), "--noflush", "--counters"}, more...)
-	_, err := r.seams.Run(ctx, input, r.seams.Restore, args...)
+	_, err := r.seams.Run(ctx, input, r.seams.Restore, "-w", strconv.Itoa(r.seams.LockWait), "--noflush", "--counters")
 	if failed, ok := errors.AsType[*CommandError](err); ok && failed.Status >= 0 {
 		return newRestoreError(failed, input)
 	}

@@ -80,8 +80,8 @@ func TestRunnerOnKernel(t *testing.T) {
 		if err := r.Supported(ctx); err != nil {
 			t.Errorf("Supported: %v", err)
 		}
-		if !r.HasRandomFully() || r.Version() == "" {
-			t.Errorf("version %q, random-fully %t", r.Version(), r.HasRandomFully())
+		if r.Version() == "" {
+			t.Error("no version")
 		}
 		restore(t, r, "*nat\n:KUBE-A - [0:0]\n:KUBE-B - [0:0]\n-A KUBE-A -j KUBE-B\nCOMMIT\n")
 		names, err := r.ChainNames(ctx, ruleset.NAT)

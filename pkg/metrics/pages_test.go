@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -197,7 +198,7 @@ func TestRestores(t *testing.T) {
 		input := []byte("*nat\nCOMMIT\n")
 		r.Restored(model.IPv4, input, nil)
 		input[0] = 'x' // the caller uses its buffer again
-		r.Restored(model.IPv6, []byte("*nat\n-A A -j B\nCOMMIT\n"), errors.New("line 2 failed"))
+		r.Restored(model.IPv6, []byte("*nat\n-A A -j B\nCOMMIT\n"), fmt.Errorf("write: %w", refusedLine{}))
 		r.Restored(model.IPv4, bytes.Repeat([]byte("#"), maxRestoreText+1), errors.New("too big"))
 		show := func(page DebugPage) string {
 			var b bytes.Buffer
@@ -214,7 +215,7 @@ func TestRestores(t *testing.T) {
 		failed := show(pages[1])
 		for _, want := range []string{
 			"# IPv4, 2000-01-01T00:00:00Z, 4194305 bytes\n# error: \"too big\"\n# only the first 4194304 bytes were kept\n",
-			"# IPv6, 2000-01-01T00:00:00Z, 22 bytes\n# error: \"line 2 failed\"\n*nat\n-A A -j B\nCOMMIT\n",
+			"# IPv6, 2000-01-01T00:00:00Z, 22 bytes\n# error: \"write: line 2 failed\"\n#  1  *nat\n# >2  -A A -j B\n*nat\n-A A -j B\nCOMMIT\n",
 		} {
 			if !strings.Contains(failed, want) {
 				t.Errorf("failed: lacks %q", want)
@@ -222,3 +223,9 @@ func TestRestores(t *testing.T) {
 		}
 	})
 }
+
+// refusedLine is an error that shows the line that was refused.
+type refusedLine struct{}
+
+func (refusedLine) Error() string   { return "line 2 failed" }
+func (refusedLine) Excerpt() string { return " 1  *nat\n>2  -A A -j B\n" }

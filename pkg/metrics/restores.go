@@ -2,7 +2,9 @@ package metrics
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -70,6 +72,7 @@ func (r *Restores) writer(of map[model.Family]restore) func(*bytes.Buffer) error
 			fmt.Fprintf(b, "# %s, %s, %d bytes\n", fam, last.at.UTC().Format(time.RFC3339), last.total)
 			if last.err != nil {
 				fmt.Fprintf(b, "# error: %q\n", last.err.Error())
+				writeExcerpt(b, last.err)
 			}
 			if len(last.text) < last.total {
 				fmt.Fprintf(b, "# only the first %d bytes were kept\n", len(last.text))
@@ -77,5 +80,24 @@ func (r *Restores) writer(of map[model.Family]restore) func(*bytes.Buffer) error
 			b.Write(last.text)
 		}
 		return nil
+	}
+}
+
+// excerpter is an error that knows the lines of the input around the one that was
+// refused.
+type excerpter interface {
+	error
+	Excerpt() string
+}
+
+// writeExcerpt shows the lines that an error is about: the refused one may stand far
+// down in the input, or behind what was kept of it.
+func writeExcerpt(b *bytes.Buffer, err error) {
+	refused, ok := errors.AsType[excerpter](err)
+	if !ok {
+		return
+	}
+	for line := range strings.Lines(refused.Excerpt()) {
+		fmt.Fprintf(b, "# %s\n", strings.TrimRight(line, "\n"))
 	}
 }

@@ -8,7 +8,6 @@ package fakekernel
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 
@@ -48,14 +47,13 @@ func New(fam model.Family, backend iptables.Backend) *Kernel {
 // Runner returns a Runner that works on the kernel.
 func (k *Kernel) Runner() *iptables.Runner {
 	return iptables.NewWith(k.family, k.backend, iptables.Seams{
-		Run:         k.run,
-		Save:        "iptables-save",
-		Restore:     "iptables-restore",
-		Chains:      chains{k},
-		ChainNames:  k.chainNames,
-		Version:     "1.8.9",
-		RandomFully: true,
-		LockWait:    5,
+		Run:        k.run,
+		Save:       "iptables-save",
+		Restore:    "iptables-restore",
+		Chains:     chains{k},
+		ChainNames: k.chainNames,
+		Version:    "1.8.9",
+		LockWait:   5,
 	})
 }
 
@@ -169,7 +167,7 @@ func (k *Kernel) callBefore() {
 
 // apply runs a restore on the tables. The lock of the Kernel is held.
 func (k *Kernel) apply(input string, command []string) error {
-	r := restore{backend: k.backend, tables: k.tables, test: slices.Contains(command, "--test")}
+	r := restore{backend: k.backend, tables: k.tables}
 	if refused := r.run(input); refused != nil {
 		return commandError(command, *refused)
 	}

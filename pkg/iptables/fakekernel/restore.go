@@ -21,8 +21,6 @@ type restore struct {
 	backend iptables.Backend
 	// tables is the kernel's state, in which COMMIT puts the table.
 	tables map[string]*table
-	// test says that nothing is to be committed.
-	test bool
 
 	line  int
 	table *table
@@ -88,9 +86,7 @@ func (r *restore) commit() *refusal {
 			return r.unparsable(fmt.Sprintf("Chain '%s' does not exist", name))
 		}
 	}
-	if !r.test {
-		r.tables[r.table.name] = r.table
-	}
+	r.tables[r.table.name] = r.table
 	r.table = nil
 	return nil
 }
