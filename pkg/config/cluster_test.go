@@ -288,7 +288,20 @@ func TestStrip(t *testing.T) {
 	}
 	taints := []v1.Taint{{Key: "t"}}
 	addresses := []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "10.0.0.1"}}
-	endpoints := []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.10"}, NodeName: new("n1"), TargetRef: &v1.ObjectReference{Name: "p"}}}
+	hints := &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z"}}}
+	conditions := discoveryv1.EndpointConditions{Ready: new(true), Serving: new(false)}
+	endpoints := []discoveryv1.Endpoint{
+		{Addresses: []string{"10.244.1.10", "10.244.1.11"}, NodeName: new("n1"), Conditions: conditions, TargetRef: &v1.ObjectReference{Name: "p"}},
+		{Addresses: []string{"10.244.1.12"}, NodeName: new("n1"), Hostname: new("h"), Zone: new("z"), Hints: hints},
+		{NodeName: new("n2")},
+		{Addresses: []string{"10.244.1.13"}},
+	}
+	keptEndpoints := []discoveryv1.Endpoint{
+		{Addresses: []string{"10.244.1.10"}, NodeName: new("n1"), Conditions: conditions},
+		{Addresses: []string{"10.244.1.12"}, NodeName: new("n1"), Hints: hints},
+		{NodeName: new("n2")},
+		{Addresses: []string{"10.244.1.13"}},
+	}
 	tests := []struct {
 		name     string
 		in, want any
@@ -301,7 +314,7 @@ func TestStrip(t *testing.T) {
 		{
 			"EndpointSlice",
 			&discoveryv1.EndpointSlice{ObjectMeta: meta(discoveryv1.LabelServiceName), AddressType: "IPv4", Endpoints: endpoints},
-			&discoveryv1.EndpointSlice{ObjectMeta: kept(discoveryv1.LabelServiceName, map[string]string{v1.EndpointsLastChangeTriggerTime: "then"}), AddressType: "IPv4", Endpoints: endpoints},
+			&discoveryv1.EndpointSlice{ObjectMeta: kept(discoveryv1.LabelServiceName, map[string]string{v1.EndpointsLastChangeTriggerTime: "then"}), AddressType: "IPv4", Endpoints: keptEndpoints},
 		},
 		{
 			"Node",

@@ -12,7 +12,7 @@ const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 // strip is the informers' transform. It makes a small copy of an object that holds
 // what the agent reads and nothing else: in a large cluster most of a Node, and the
 // managedFields and annotations of everything, would only fill memory. The object
-// itself stays as it is; parts that are kept are shared, not copied.
+// itself stays as it is; parts that are kept whole are shared, not copied.
 func strip(obj any) (any, error) {
 	switch obj := obj.(type) {
 	case *v1.Service:
@@ -52,9 +52,48 @@ func stripSlice(slice *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 			[]string{discoveryv1.LabelServiceName},
 			[]string{v1.EndpointsLastChangeTriggerTime}),
 		AddressType: slice.AddressType,
-		Endpoints:   slice.Endpoints,
+		Endpoints:   stripEndpoints(slice.Endpoints),
 		Ports:       slice.Ports,
 	}
+}
+
+// stripEndpoints keeps of each endpoint the address that counts, where it is, its
+// conditions and hints. Endpoints are most of what is kept, so they share what they
+// have in common: a pointer to a word of one's own takes as much as the address.
+func stripEndpoints(endpoints []discoveryv1.Endpoint) []discoveryv1.Endpoint {
+	kept := make([]discoveryv1.Endpoint, len(endpoints))
+	addresses := make([]string, len(endpoints))
+	yes, no := new(true), new(false)
+	shared := func(condition *bool) *bool {
+		switch {
+		case condition == nil:
+			return nil
+		case *condition:
+			return yes
+		}
+		return no
+	}
+	var node *string
+	for i := range endpoints {
+		e := &endpoints[i]
+		if e.NodeName == nil || node == nil || *e.NodeName != *node {
+			node = e.NodeName
+		}
+		kept[i] = discoveryv1.Endpoint{
+			Conditions: discoveryv1.EndpointConditions{
+				Ready:       shared(e.Conditions.Ready),
+				Serving:     shared(e.Conditions.Serving),
+				Terminating: shared(e.Conditions.Terminating),
+			},
+			NodeName: node,
+			Hints:    e.Hints,
+		}
+		if len(e.Addresses) > 0 {
+			addresses[i] = e.Addresses[0]
+			kept[i].Addresses = addresses[i : i+1 : i+1]
+		}
+	}
+	return kept
 }
 
 func stripNode(node *v1.Node) *v1.Node {

@@ -14,8 +14,11 @@ import (
 
 type sliceKey struct{ namespace, name string }
 
-// slice is what is kept of an EndpointSlice.
+// slice is what one family needs of an EndpointSlice. It is read from the object
+// whenever it is needed and not kept: the objects are there anyway, in the watch's
+// cache, and in a large cluster most of the agent's memory is endpoints.
 type slice struct {
+	name      string
 	created   time.Time
 	ports     []slicePort
 	endpoints []sliceEndpoint
@@ -37,19 +40,26 @@ func (e sliceEndpoint) equal(o sliceEndpoint) bool {
 	return e.addr == o.addr && e.Endpoint.Equal(o.Endpoint)
 }
 
-func (s *slice) equal(o *slice) bool {
+func (s slice) equal(o slice) bool {
 	return s.created.Equal(o.created) && slices.Equal(s.ports, o.ports) &&
 		slices.EqualFunc(s.endpoints, o.endpoints, sliceEndpoint.equal)
 }
 
-// parseSlice returns what one family needs of a slice, and the Service it belongs
-// to; nil if it belongs to none or is of another address type.
-func parseSlice(object *discoveryv1.EndpointSlice, family model.Family, nodeName string) (model.ServiceName, *slice) {
-	owner := object.Labels[discoveryv1.LabelServiceName]
-	if owner == "" || string(object.AddressType) != family.String() {
-		return model.ServiceName{}, nil
+// ownerOf returns the Service that a slice belongs to, and whether it belongs to one
+// and is of the family's address type.
+func ownerOf(object *discoveryv1.EndpointSlice, family model.Family) (owner model.ServiceName, ok bool) {
+	owner = model.ServiceName{Namespace: object.Namespace, Name: object.Labels[discoveryv1.LabelServiceName]}
+	return owner, owner.Name != "" && string(object.AddressType) == family.String()
+}
+
+// parseSlice returns what one family needs of a slice.
+func parseSlice(object *discoveryv1.EndpointSlice, family model.Family, nodeName string) slice {
+	s := slice{
+		name:      object.Name,
+		created:   object.CreationTimestamp.Time,
+		ports:     make([]slicePort, 0, len(object.Ports)),
+		endpoints: make([]sliceEndpoint, 0, len(object.Endpoints)),
 	}
-	s := &slice{created: object.CreationTimestamp.Time}
 	for _, p := range object.Ports {
 		// A slice may leave the port open ("all ports"), which a Service cannot use.
 		if number := portNumber(deref(p.Port, 0)); number != 0 {
@@ -65,7 +75,7 @@ func parseSlice(object *discoveryv1.EndpointSlice, family model.Family, nodeName
 			s.endpoints = append(s.endpoints, e)
 		}
 	}
-	return model.ServiceName{Namespace: object.Namespace, Name: owner}, s
+	return s
 }
 
 func parseEndpoint(e *discoveryv1.Endpoint, family model.Family, nodeName string) (sliceEndpoint, bool) {
@@ -109,40 +119,41 @@ func deref[T any](p *T, absent T) T {
 // The same address can stand there twice: a pod that is stuck terminating and the
 // one that got its address, or one pod on its way from one slice to another. The
 // usable one counts, then the one in the newer slice.
-func merge(all map[string]*slice, name model.ServicePortName) []model.Endpoint {
+func merge(all []slice, name model.ServicePortName) []model.Endpoint {
 	type candidate struct {
 		model.Endpoint
-		created time.Time
-		slice   string
+		from *slice
 	}
-	best := map[netip.AddrPort]candidate{}
-	for sliceName, s := range all {
+	var candidates []candidate
+	for i := range all {
+		s := &all[i]
 		for _, port := range s.ports {
 			if port.name != name.Port || port.protocol != name.Protocol {
 				continue
 			}
+			candidates = slices.Grow(candidates, len(s.endpoints))
 			for _, e := range s.endpoints {
-				c := candidate{Endpoint: e.Endpoint, created: s.created, slice: sliceName}
+				c := candidate{e.Endpoint, s}
 				c.Addr = netip.AddrPortFrom(e.addr, port.number)
-				rival, taken := best[c.Addr]
-				better := func() int {
-					return cmp.Or(
-						cmp.Compare(usability(c.Endpoint), usability(rival.Endpoint)),
-						c.created.Compare(rival.created),
-						cmp.Compare(c.slice, rival.slice),
-					)
-				}
-				if !taken || better() > 0 {
-					best[c.Addr] = c
-				}
+				candidates = append(candidates, c)
 			}
 		}
 	}
-	endpoints := make([]model.Endpoint, 0, len(best))
-	for _, c := range best {
-		endpoints = append(endpoints, c.Endpoint)
+	slices.SortStableFunc(candidates, func(a, b candidate) int {
+		if a.Addr != b.Addr {
+			return compareText(a.Addr, b.Addr)
+		}
+		return cmp.Or( // the better one first
+			cmp.Compare(usability(b.Endpoint), usability(a.Endpoint)),
+			b.from.created.Compare(a.from.created),
+			cmp.Compare(b.from.name, a.from.name),
+		)
+	})
+	candidates = slices.CompactFunc(candidates, func(a, b candidate) bool { return a.Addr == b.Addr })
+	endpoints := make([]model.Endpoint, len(candidates))
+	for i, c := range candidates {
+		endpoints[i] = c.Endpoint
 	}
-	slices.SortFunc(endpoints, func(a, b model.Endpoint) int { return compareText(a.Addr, b.Addr) })
 	return endpoints
 }
 

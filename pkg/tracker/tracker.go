@@ -47,7 +47,7 @@ type Tracker struct {
 // may come first.
 type service struct {
 	ports  []model.ServicePort
-	slices map[string]*slice
+	slices []*discoveryv1.EndpointSlice
 	// applied names the ports that are in the snapshot.
 	applied []model.ServicePortName
 }
@@ -101,39 +101,58 @@ func portsOf(s *service, known bool) []model.ServicePort {
 	return s.ports
 }
 
-// EndpointSliceChanged does the same for an EndpointSlice.
+// EndpointSliceChanged does the same for an EndpointSlice. The object is kept, not
+// copied, and must not be changed any more.
 func (t *Tracker) EndpointSliceChanged(old, current *discoveryv1.EndpointSlice) bool {
 	object := cmp.Or(current, old)
 	key := sliceKey{object.Namespace, object.Name}
-	var parsed *slice
 	var owner model.ServiceName
+	var counts bool
 	if current != nil {
-		owner, parsed = parseSlice(current, t.family, t.nodeName)
+		owner, counts = ownerOf(current, t.family)
 	}
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	before, known := t.owners[key]
-	moved := known && (parsed == nil || before != owner)
+	moved := known && (!counts || before != owner)
 	if moved {
-		delete(t.services[before].slices, key.name)
+		t.services[before].put(key.name, nil)
 		delete(t.owners, key)
 		t.pendingEndpoints[before] = true
 	}
-	if parsed == nil {
+	if !counts {
 		return moved
 	}
-	s := t.service(owner)
-	if last, ok := s.slices[key.name]; ok && last.equal(parsed) {
+	last := t.service(owner).put(key.name, current)
+	if last != nil && (last == current || t.parse(last).equal(t.parse(current))) {
 		return moved
 	}
-	s.slices[key.name] = parsed
 	t.owners[key] = owner
 	t.pendingEndpoints[owner] = true
 	if at, ok := triggerTime(current); ok && t.taken {
 		t.triggers = append(t.triggers, at)
 	}
 	return true
+}
+
+func (t *Tracker) parse(object *discoveryv1.EndpointSlice) slice {
+	return parseSlice(object, t.family, t.nodeName)
+}
+
+// put remembers the slice of a name, nil for one that is gone, and returns what was
+// there before.
+func (s *service) put(name string, current *discoveryv1.EndpointSlice) (last *discoveryv1.EndpointSlice) {
+	at := slices.IndexFunc(s.slices, func(o *discoveryv1.EndpointSlice) bool { return o.Name == name })
+	switch {
+	case at < 0 && current != nil:
+		s.slices = append(s.slices, current)
+	case at >= 0 && current == nil:
+		last, s.slices = s.slices[at], slices.Delete(s.slices, at, at+1)
+	case at >= 0:
+		last, s.slices[at] = s.slices[at], current
+	}
+	return last
 }
 
 // NodeChanged takes note of the node. A Node object that is gone leaves what it said
@@ -192,10 +211,14 @@ func (t *Tracker) apply(name model.ServiceName, changed map[model.ServicePortNam
 	if !known {
 		return
 	}
+	parsed := make([]slice, len(s.slices))
+	for i, object := range s.slices {
+		parsed[i] = t.parse(object)
+	}
 	gone := s.applied
-	s.applied = nil
+	s.applied = make([]model.ServicePortName, 0, len(s.ports))
 	for _, port := range s.ports {
-		endpoints := merge(s.slices, port.Name)
+		endpoints := merge(parsed, port.Name)
 		last, known := t.applied.Services[port.Name]
 		if !known || !last.Equal(port) || !slices.EqualFunc(t.applied.Endpoints[port.Name], endpoints, model.Endpoint.Equal) {
 			changed[port.Name] = true
@@ -228,7 +251,7 @@ func (t *Tracker) Pending() (services, endpoints int) {
 func (t *Tracker) service(name model.ServiceName) *service {
 	s, ok := t.services[name]
 	if !ok {
-		s = &service{slices: map[string]*slice{}}
+		s = &service{}
 		t.services[name] = s
 	}
 	return s
