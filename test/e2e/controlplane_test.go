@@ -43,6 +43,9 @@ func newControlPlane(ctx context.Context, host *lab.Host, dir string) (*controlP
 	if err := writeCredentials(dir, ca, cp.certificateIPs(), []string{"kubernetes", "localhost"}, cp.token); err != nil {
 		return nil, err
 	}
+	if err := os.WriteFile(filepath.Join(dir, "audit.yaml"), []byte(auditPolicy), 0o644); err != nil {
+		return nil, err
+	}
 	if err := cp.connect(); err != nil {
 		return nil, err
 	}
@@ -117,6 +120,8 @@ func (cp *controlPlane) startAPIServer(ctx context.Context) (err error) {
 		"--service-account-signing-key-file="+file("sa.key"),
 		"--service-account-key-file="+file("sa.key"),
 		"--service-cluster-ip-range="+serviceCIDRs,
+		"--audit-policy-file="+file("audit.yaml"),
+		"--audit-log-path="+cp.auditLog(),
 		// The agent's DaemonSet has a privileged init container.
 		"--allow-privileged=true")
 	if err != nil {

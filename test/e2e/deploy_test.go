@@ -165,7 +165,6 @@ const systemNodeCritical = 2_000_001_000
 
 // The shipped roles let the agent do what it does, and no more than that.
 func TestShippedRoles(t *testing.T) {
-	type access struct{ verb, group, resource string }
 	tests := []struct {
 		access
 		allowed bool
