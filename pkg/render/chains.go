@@ -14,7 +14,7 @@ func (b *unitBuilder) addEndpoints() {
 	for _, ep := range b.use.All {
 		name := endpointChain(b.port.Name, ep.Addr)
 		rewrite := []ruleset.Match{ruleset.Protocol{Name: protocol}}
-		if b.port.AffinityTimeout > 0 {
+		if b.sticks() {
 			rewrite = append(rewrite, ruleset.RecentSet{Name: name, Mask: b.wholeAddress()})
 		}
 		b.addChain(name, []ruleset.Rule{
@@ -82,10 +82,13 @@ func (b *unitBuilder) toFrom(origin ruleset.Match) []ruleset.Match {
 	return slices.Insert(b.to(b.port.ClusterIP, b.port.Port), 1, origin)
 }
 
+// sticks reports whether clients stay with their endpoint.
+func (b *unitBuilder) sticks() bool { return b.port.AffinityTimeout > 0 && !b.opts.Lacks.Recent }
+
 // stick sends a client to the endpoint that it was given before, if that was less
 // than the affinity timeout ago.
 func (b *unitBuilder) stick(endpoints []model.Endpoint) []ruleset.Rule {
-	if b.port.AffinityTimeout <= 0 {
+	if !b.sticks() {
 		return nil
 	}
 	rules := make([]ruleset.Rule, 0, len(endpoints))
@@ -140,6 +143,9 @@ func (b *unitBuilder) shortCircuit() []ruleset.Rule {
 			Comment: "pod traffic for " + b.comment + " external destinations",
 			Action:  toAll,
 		})
+	}
+	if b.opts.Lacks.AddrType {
+		return rules
 	}
 	fromNode := []ruleset.Match{ruleset.AddrType{Source: "LOCAL"}}
 	return append(rules,

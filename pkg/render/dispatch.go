@@ -53,8 +53,9 @@ func NewDispatcher() *Dispatcher {
 // SetOptions says what the dispatch chains are to look like. It does not change what
 // is in the units.
 func (d *Dispatcher) SetOptions(opts Options) {
-	d.tail = toNodePorts(opts)
+	d.tail = opts.Lacks.uncomment(toNodePorts(opts))
 	for i := range d.indexes {
+		d.indexes[i].lacks = opts.Lacks
 		d.indexes[i].setLimit(opts.flatDispatch())
 	}
 }

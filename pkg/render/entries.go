@@ -53,23 +53,23 @@ func (b *unitBuilder) addNodePort() {
 	}
 	if b.use.Anywhere {
 		jump := ruleset.Jump{Chain: b.externalChain()}
-		entry := Entry{Index: NATNodePorts, Frontend: Frontend{Protocol: b.port.Name.Protocol, Port: b.port.NodePort}}
+		var rules []ruleset.Rule
 		if b.opts.LocalhostAccount != "" {
 			// The same as the next rule, but counted: how much traffic would be lost if node
 			// ports on localhost were switched off.
-			entry.Rules = append(entry.Rules, ruleset.Rule{
+			rules = append(rules, ruleset.Rule{
 				Matches: append(b.to(netip.Addr{}, b.port.NodePort, ruleset.Destination{Prefix: b.opts.Family.Loopback()}),
 					ruleset.NFAcct{Name: b.opts.LocalhostAccount}),
 				Comment: b.comment,
 				Action:  jump,
 			})
 		}
-		entry.Rules = append(entry.Rules, ruleset.Rule{
+		rules = append(rules, ruleset.Rule{
 			Matches: b.to(netip.Addr{}, b.port.NodePort),
 			Comment: b.comment,
 			Action:  jump,
 		})
-		b.unit.Entries = append(b.unit.Entries, entry)
+		b.enter(NATNodePorts, Frontend{Protocol: b.port.Name.Protocol, Port: b.port.NodePort}, rules...)
 	}
 	b.refuseExternal(netip.Addr{}, b.port.NodePort)
 }
@@ -85,19 +85,18 @@ func (b *unitBuilder) refuseExternal(addr netip.Addr, port uint16) {
 		b.addEntry(FilterExternal, addr, port, why, action)
 		return
 	}
+	if b.opts.Lacks.AddrType {
+		return
+	}
 	protocol := b.port.Name.Protocol.Lower()
-	b.unit.Entries = append(b.unit.Entries, Entry{
-		Index:    FilterExternal,
-		Frontend: Frontend{Protocol: b.port.Name.Protocol, Port: port},
-		Rules: []ruleset.Rule{{
-			Matches: []ruleset.Match{
-				ruleset.Protocol{Name: protocol},
-				ruleset.AddrType{Destination: "LOCAL"},
-				ruleset.DestinationPort{Protocol: protocol, First: port, Last: port},
-			},
-			Comment: why,
-			Action:  action,
-		}},
+	b.enter(FilterExternal, Frontend{Protocol: b.port.Name.Protocol, Port: port}, ruleset.Rule{
+		Matches: []ruleset.Match{
+			ruleset.Protocol{Name: protocol},
+			ruleset.AddrType{Destination: "LOCAL"},
+			ruleset.DestinationPort{Protocol: protocol, First: port, Last: port},
+		},
+		Comment: why,
+		Action:  action,
 	})
 }
 
@@ -108,16 +107,12 @@ func (b *unitBuilder) addHealthCheckNodePort() {
 	if port == 0 {
 		return
 	}
-	b.unit.Entries = append(b.unit.Entries, Entry{
-		Index:    FilterNodePorts,
-		Frontend: Frontend{Protocol: model.TCP, Port: port},
-		Rules: []ruleset.Rule{{
-			Matches: []ruleset.Match{
-				ruleset.Protocol{Name: "tcp"},
-				ruleset.DestinationPort{Protocol: "tcp", First: port, Last: port},
-			},
-			Comment: b.comment + " health check node port",
-			Action:  ruleset.Accept{},
-		}},
+	b.enter(FilterNodePorts, Frontend{Protocol: model.TCP, Port: port}, ruleset.Rule{
+		Matches: []ruleset.Match{
+			ruleset.Protocol{Name: "tcp"},
+			ruleset.DestinationPort{Protocol: "tcp", First: port, Last: port},
+		},
+		Comment: b.comment + " health check node port",
+		Action:  ruleset.Accept{},
 	})
 }

@@ -12,6 +12,9 @@ func Fixed(opts Options) []ruleset.Chain {
 	if opts.NodePorts.Loopback {
 		chains = append([]ruleset.Chain{guardLoopback(opts)}, chains...)
 	}
+	for i := range chains {
+		chains[i].Rules = opts.Lacks.uncomment(chains[i].Rules)
+	}
 	return chains
 }
 
@@ -42,22 +45,29 @@ func forward(opts Options) ruleset.Chain {
 		}
 		rules = append(rules, ruleset.Rule{Matches: matches, Action: ruleset.Drop{}})
 	}
-	rules = append(rules,
-		ruleset.Rule{
+	if !opts.Lacks.Masquerade {
+		rules = append(rules, ruleset.Rule{
 			Matches: []ruleset.Match{ruleset.Mark{Value: opts.MasqueradeMark, Mask: opts.MasqueradeMark}},
 			Comment: "kubernetes forwarding rules",
 			Action:  ruleset.Accept{},
-		},
-		// The mark is on a connection's first packet only; this is for the rest.
-		ruleset.Rule{
+		})
+	}
+	// The mark is on a connection's first packet only; this is for the rest.
+	if !opts.Lacks.Conntrack {
+		rules = append(rules, ruleset.Rule{
 			Matches: []ruleset.Match{ruleset.Conntrack{States: ruleset.Related | ruleset.Established}},
 			Comment: "kubernetes forwarding conntrack rule",
 			Action:  ruleset.Accept{},
 		})
+	}
 	return ruleset.Chain{ChainID: filterChain(forwardChain), Rules: rules}
 }
 
+// markMasq asks for masquerading. Without any it is empty: what jumps there goes on.
 func markMasq(opts Options) ruleset.Chain {
+	if opts.Lacks.Masquerade {
+		return ruleset.Chain{ChainID: natChain(markMasqChain)}
+	}
 	set := ruleset.SetMark{Value: opts.MasqueradeMark, Mask: opts.MasqueradeMark}
 	return ruleset.Chain{ChainID: natChain(markMasqChain), Rules: []ruleset.Rule{{Action: set}}}
 }
@@ -66,6 +76,9 @@ func markMasq(opts Options) ruleset.Chain {
 // on a packet that goes on in a tunnel, whose outer packet would then be masqueraded
 // too (kubernetes/kubernetes#88986).
 func postrouting(opts Options) ruleset.Chain {
+	if opts.Lacks.Masquerade {
+		return ruleset.Chain{ChainID: natChain(postroutingChain)}
+	}
 	mark := opts.MasqueradeMark
 	return ruleset.Chain{ChainID: natChain(postroutingChain), Rules: []ruleset.Rule{
 		{Matches: []ruleset.Match{ruleset.Mark{Value: mark, Mask: mark, Not: true}}, Action: ruleset.Return{}},

@@ -95,7 +95,7 @@ func TestInvariants(t *testing.T) {
 			}
 			rules := maps.Clone(r.Ruleset)
 			dropLosers(t, rules, c, r.conflicts)
-			addHooks(rules)
+			addHooks(rules, c.options.Lacks)
 			if err := ruleset.Check(rules); err != nil {
 				t.Error(err)
 			}
@@ -112,13 +112,13 @@ func TestInvariants(t *testing.T) {
 }
 
 // addHooks puts the jumps into the built-in chains.
-func addHooks(rules ruleset.Ruleset) {
+func addHooks(rules ruleset.Ruleset, lacks Lacks) {
 	for _, id := range SharedChains() {
 		if rules[id] == nil {
 			rules[id] = &ruleset.Chain{ChainID: id}
 		}
 	}
-	for _, hook := range Hooks() {
+	for _, hook := range lacks.Hooks() {
 		if rules[hook.From] == nil {
 			rules[hook.From] = &ruleset.Chain{ChainID: hook.From, Policy: "ACCEPT"}
 		}

@@ -21,6 +21,7 @@ type item struct {
 type index struct {
 	Index
 	limit int
+	lacks Lacks
 	items []*item
 
 	// What changed since the last flush: whether anything did, at which keys, and what
@@ -116,7 +117,7 @@ func (x *index) render(items []*item, isFlat bool) (root ruleset.Chain, below []
 		root.Rules = flat(items)
 		return root, nil
 	}
-	t := tree{index: x.Index, table: root.Table, touched: x.touched}
+	t := tree{index: x.Index, table: root.Table, touched: x.touched, lacks: x.lacks}
 	for len(items) > 0 {
 		n := 1
 		for n < len(items) && items[n].key.space == items[0].key.space {

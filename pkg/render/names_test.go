@@ -133,6 +133,12 @@ func TestOptionsEqual(t *testing.T) {
 		changed := options()
 		field := reflect.ValueOf(&changed).Elem().Field(i)
 		switch field.Kind() {
+		case reflect.Struct:
+			if lacks, ok := field.Addr().Interface().(*Lacks); ok {
+				lacks.SCTP = true
+				break
+			}
+			field.SetZero()
 		case reflect.Bool:
 			field.SetBool(!field.Bool())
 		case reflect.String:

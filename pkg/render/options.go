@@ -22,6 +22,8 @@ type Options struct {
 	// RandomFully lets masquerading choose source ports at random, which keeps two
 	// connections from racing for one (needs iptables 1.6.2).
 	RandomFully bool
+	// Lacks is what rules cannot use here.
+	Lacks Lacks
 	// Local tells the traffic of pods from other traffic.
 	Local LocalTraffic
 	// NodePorts says on which of the node's addresses node ports answer.
@@ -54,7 +56,7 @@ func (o Options) flatBalance() int  { return cmp.Or(o.FlatBalance, DefaultFlatBa
 // Equal reports whether two options give the same rules for every snapshot.
 func (o Options) Equal(p Options) bool {
 	return o.Family == p.Family && o.MasqueradeMark == p.MasqueradeMark && o.MasqueradeAll == p.MasqueradeAll &&
-		o.RandomFully == p.RandomFully && o.Local == p.Local && o.NodePorts.Equal(p.NodePorts) &&
+		o.RandomFully == p.RandomFully && o.Lacks == p.Lacks && o.Local == p.Local && o.NodePorts.Equal(p.NodePorts) &&
 		o.DropInvalid == p.DropInvalid && o.InvalidAccount == p.InvalidAccount && o.LocalhostAccount == p.LocalhostAccount &&
 		o.flatDispatch() == p.flatDispatch() && o.flatBalance() == p.flatBalance() &&
 		o.Node.Name == p.Node.Name && o.Node.Zone == p.Node.Zone && o.Node.Primary() == p.Node.Primary()

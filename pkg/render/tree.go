@@ -74,6 +74,7 @@ type tree struct {
 	index   Index
 	table   ruleset.Table
 	touched []key // sorted
+	lacks   Lacks
 	chains  []node
 }
 
@@ -126,7 +127,7 @@ func (t *tree) branch(items []*item, changed bool) []ruleset.Rule {
 		chain := ruleset.Chain{ChainID: ruleset.ChainID{Table: t.table, Name: name}, Rules: rules}
 		t.chains = append(t.chains, node{Chain: chain, key: items[0].key, depth: depth})
 	}
-	return []ruleset.Rule{{Matches: r.matches(), Comment: r.comment(), Action: ruleset.Jump{Chain: name}}}
+	return t.lacks.uncomment([]ruleset.Rule{{Matches: r.matches(), Comment: r.comment(), Action: ruleset.Jump{Chain: name}}})
 }
 
 // has reports whether a tree of these items has the chain of a node. It has one for

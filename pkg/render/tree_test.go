@@ -18,7 +18,7 @@ var n1 = trace.Host{Interfaces: []trace.Interface{
 
 func (r rendered) tracer(t *testing.T) *trace.Tracer {
 	t.Helper()
-	addHooks(r.Ruleset)
+	addHooks(r.Ruleset, Lacks{})
 	tracer, err := trace.New(r.Ruleset, n1)
 	if err != nil {
 		t.Fatal(err)

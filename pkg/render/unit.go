@@ -93,10 +93,13 @@ type Entry struct {
 
 // ServicePort renders one Service port with its endpoints.
 func ServicePort(port model.ServicePort, endpoints []model.Endpoint, opts Options) Unit {
+	if port.Name.Protocol == model.SCTP && opts.Lacks.SCTP {
+		return Unit{Name: port.Name, Created: port.Created}
+	}
 	b := unitBuilder{
 		unit:    Unit{Name: port.Name, Created: port.Created},
 		port:    port,
-		use:     model.Choose(port, endpoints, opts.Node),
+		use:     opts.Lacks.reachable(model.Choose(port, endpoints, opts.Node)),
 		opts:    opts,
 		comment: port.Name.String(),
 		hash:    serviceHash(port.Name),
@@ -155,16 +158,18 @@ func (b *unitBuilder) hasFirewall() bool {
 
 // addChain adds a nat chain of the Service port.
 func (b *unitBuilder) addChain(name string, rules []ruleset.Rule) {
-	b.unit.Chains = append(b.unit.Chains, ruleset.Chain{ChainID: natChain(name), Rules: rules})
+	b.unit.Chains = append(b.unit.Chains, ruleset.Chain{ChainID: natChain(name), Rules: b.opts.Lacks.uncomment(rules)})
 }
 
 // addEntry adds an entry that sends what is for (addr, port) to action.
 func (b *unitBuilder) addEntry(index Index, addr netip.Addr, port uint16, comment string, action ruleset.Action) {
-	b.unit.Entries = append(b.unit.Entries, Entry{
-		Index:    index,
-		Frontend: Frontend{Addr: addr, Protocol: b.port.Name.Protocol, Port: port},
-		Rules:    []ruleset.Rule{{Matches: b.to(addr, port), Comment: comment, Action: action}},
-	})
+	rule := ruleset.Rule{Matches: b.to(addr, port), Comment: comment, Action: action}
+	b.enter(index, Frontend{Addr: addr, Protocol: b.port.Name.Protocol, Port: port}, rule)
+}
+
+// enter adds an entry.
+func (b *unitBuilder) enter(index Index, frontend Frontend, rules ...ruleset.Rule) {
+	b.unit.Entries = append(b.unit.Entries, Entry{Index: index, Frontend: frontend, Rules: b.opts.Lacks.uncomment(rules)})
 }
 
 // to matches packets of the Service port's protocol to an address and port.
@@ -189,6 +194,9 @@ func single(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.B
 func (b *unitBuilder) refuse() (ruleset.Action, string) {
 	if b.use.Anywhere {
 		return ruleset.Drop{}, b.comment + " has no local endpoints"
+	}
+	if b.opts.Lacks.Reject {
+		return ruleset.Drop{}, b.comment + " has no endpoints"
 	}
 	with := "icmp-port-unreachable"
 	if b.opts.Family == model.IPv6 {
