@@ -193,7 +193,7 @@ func (p *Proxier) ensureJumps(ctx context.Context) (missing bool, err error) {
 			return false, fmt.Errorf("make sure of chain %s: %w", id, err)
 		}
 	}
-	changes, err := p.kernel.EnsureJumps(ctx, render.Hooks())
+	changes, err := p.kernel.EnsureJumps(ctx, p.opts.Lacks.Hooks())
 	for _, change := range changes {
 		missing = missing || change.Inserted > change.Removed
 		klog.FromContext(ctx).Info("Put jump rules in place", "chain", change.Chain.String(), "inserted", change.Inserted, "removed", change.Removed)
