@@ -27,7 +27,7 @@ AS_ROOT := $(if $(SUDO),-exec '$(SUDO)')
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: setup
 setup: ## install what the demo runs, by package name: iptables, conntrack, iproute2, curl
@@ -69,6 +69,22 @@ root-test: bin/tally ## tests against the kernel, in network namespaces: needs r
 .PHONY: e2e
 e2e: build bin/tally ## the binary, a real API server, real packets, both backends: needs root
 	MINIPROXY_REQUIRE_ROOT=1 MINIPROXY_BIN=$(CURDIR)/bin/miniproxy $(GO) test -json -timeout 60m $(AS_ROOT) ./test/e2e | bin/tally -o $(RESULTS)/$@
+
+# How bench-compare measures, beside ROUNDS, FLIPS, CONNECTIONS, BOUND, MODES and LOGS:
+# docs/performance.md says what they mean.
+SERVICES ?= 1000
+
+.PHONY: bench
+bench: ## Go benchmarks: render, plan, encode and decode, trace
+	$(GO) test -run '^$$' -bench . -benchmem ./pkg/render ./pkg/ruleset ./pkg/proxier ./pkg/tracker ./pkg/trace
+
+.PHONY: bench-compare
+bench-compare: build ## miniproxy against kube-proxy, SERVICES=1000: minutes, and root
+	@hack/setup.sh --bench
+	@$(GO) build -o bin/bench ./test/bench
+	@$(SUDO) bin/bench -miniproxy bin/miniproxy -kube-proxy "$$(hack/controlplane.sh kube-proxy)/kube-proxy" \
+		-services $(SERVICES) $(if $(ROUNDS),-rounds $(ROUNDS)) $(if $(FLIPS),-flips $(FLIPS)) $(if $(CONNECTIONS),-connections $(CONNECTIONS)) \
+		$(if $(BOUND),-bound $(BOUND)) $(if $(MODES),-modes $(MODES)) $(if $(LOGS),-logs $(LOGS)) | tee bin/bench-$(SERVICES).md
 
 .PHONY: kind-test
 kind-test: bin/tally ## hack/kind-config.yaml and the kind scripts, judged by kind's own code

@@ -5,6 +5,7 @@
 #   hack/setup.sh           what the demo needs: curl, iproute2, iptables, conntrack
 #   hack/setup.sh --test    what the tests and the linters need as well (Debian starts
 #                           etcd as a service; the tests do not use that one)
+#   hack/setup.sh --bench   what the demo needs and the comparison with kube-proxy: nft
 #
 # On other systems it names the commands that are missing.
 set -euo pipefail
@@ -16,8 +17,9 @@ for_tests=(etcd:etcd-server jq:jq shellcheck:shellcheck)
 case ${1-} in
 '') ;;
 --test) wanted+=("${for_tests[@]}") ;;
+--bench) wanted+=(nft:nftables) ;;
 *)
-	echo "usage: hack/setup.sh [--test]" >&2
+	echo "usage: hack/setup.sh [--test | --bench]" >&2
 	exit 2
 	;;
 esac

@@ -99,12 +99,17 @@ func TestDoors(t *testing.T) {
 	}
 }
 
-// TestEndToEndTestsSeeOnlyTheBinary keeps test/e2e from calling what it tests.
-func TestEndToEndTestsSeeOnlyTheBinary(t *testing.T) {
-	allowed := []string{"pkg/lab", "pkg/lab/labtest", "pkg/ruleset"}
-	for _, imported := range testImports(t, "./test/e2e") {
-		if strings.HasPrefix(imported, "pkg/") && !slices.Contains(allowed, imported) {
-			t.Errorf("test/e2e imports %s: it drives the built binary; allowed are %v", imported, allowed)
+// TestOutsideTestsSeeOnlyTheBinary keeps what drives the built binary from calling what
+// it tests or measures.
+func TestOutsideTestsSeeOnlyTheBinary(t *testing.T) {
+	for pkg, allowed := range map[string][]string{
+		"./test/e2e":   {"pkg/lab", "pkg/lab/labtest", "pkg/ruleset"},
+		"./test/bench": {"pkg/lab"},
+	} {
+		for _, imported := range testImports(t, pkg) {
+			if strings.HasPrefix(imported, "pkg/") && !slices.Contains(allowed, imported) {
+				t.Errorf("%s imports %s: it drives the built binary; allowed are %v", pkg, imported, allowed)
+			}
 		}
 	}
 }
