@@ -68,22 +68,19 @@ func (p *Proxier) Repair(d Damage) { p.damage.report(d) }
 // to be written again, and the Service ports that have to be rendered for that. Chains
 // that this process never wrote are not its to repair.
 func (p *Proxier) doubtChains(ids []ruleset.ChainID) (known []ruleset.ChainID, names []model.ServicePortName) {
-	damaged := map[ruleset.ChainID]bool{}
 	for _, id := range ids {
-		if last, written := p.ledger.chains[id]; written {
-			p.ledger.chains[id] = record{rules: last.rules}
-			damaged[id] = true
-			known = append(known, id)
+		last, written := p.ledger.last(id)
+		if !written {
+			continue
+		}
+		p.ledger.doubt(id)
+		known = append(known, id)
+		if last.owner != nil {
+			names = append(names, last.owner.Name)
 		}
 	}
-	if len(damaged) == 0 {
-		return nil, nil
-	}
-	p.dispatcher.Refresh()
-	for name, unit := range p.units {
-		if slices.ContainsFunc(unit.Chains, func(c ruleset.Chain) bool { return damaged[c.ChainID] }) {
-			names = append(names, name)
-		}
+	if len(known) > 0 {
+		p.dispatcher.Refresh()
 	}
 	return known, names
 }

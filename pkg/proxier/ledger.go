@@ -9,36 +9,54 @@ import (
 type record struct {
 	hash  uint64
 	rules int
+	// owner is the unit that the chain belongs to, nil for one of no Service.
+	owner *unit
 }
 
 // ledger is what the kernel holds of ours, as far as this process wrote it.
 type ledger struct {
-	chains map[ruleset.ChainID]record
+	chains map[ruleset.Table]map[string]record
 	rules  map[ruleset.Table]int
 }
 
 func newLedger() *ledger {
-	return &ledger{chains: map[ruleset.ChainID]record{}, rules: map[ruleset.Table]int{}}
+	return &ledger{
+		chains: map[ruleset.Table]map[string]record{ruleset.Filter: {}, ruleset.NAT: {}},
+		rules:  map[ruleset.Table]int{},
+	}
+}
+
+// last returns what is remembered of a chain, and whether anything is.
+func (l *ledger) last(id ruleset.ChainID) (record, bool) {
+	last, known := l.chains[id.Table][id.Name]
+	return last, known
 }
 
 // note remembers a chain as written, and reports whether that is news.
-func (l *ledger) note(chain ruleset.Chain) bool {
-	now := record{hash: chain.Hash(), rules: len(chain.Rules)}
-	last, known := l.chains[chain.ChainID]
-	if known && last == now {
-		return false
-	}
-	l.chains[chain.ChainID] = now
+func (l *ledger) note(chain ruleset.Chain, owner *unit) bool {
+	now := record{hash: chain.Hash(), rules: len(chain.Rules), owner: owner}
+	last, known := l.last(chain.ChainID)
+	l.chains[chain.Table][chain.Name] = now
 	l.rules[chain.Table] += now.rules - last.rules
-	return true
+	return !known || last.hash != now.hash || last.rules != now.rules
 }
 
 // claim remembers that a chain is in the kernel that is ours and that nobody knows
 // the contents of.
-func (l *ledger) claim(id ruleset.ChainID) { l.chains[id] = record{} }
+func (l *ledger) claim(id ruleset.ChainID, owner *unit) {
+	l.chains[id.Table][id.Name] = record{owner: owner}
+}
+
+// doubt forgets what a chain holds.
+func (l *ledger) doubt(id ruleset.ChainID) {
+	last := l.chains[id.Table][id.Name]
+	last.hash = 0
+	l.chains[id.Table][id.Name] = last
+}
 
 // forget remembers a chain as gone.
 func (l *ledger) forget(id ruleset.ChainID) {
-	l.rules[id.Table] -= l.chains[id].rules
-	delete(l.chains, id)
+	last, _ := l.last(id)
+	l.rules[id.Table] -= last.rules
+	delete(l.chains[id.Table], id.Name)
 }

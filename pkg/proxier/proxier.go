@@ -95,7 +95,7 @@ type Proxier struct {
 	jumpsChecked time.Time
 
 	opts       render.Options
-	units      map[model.ServicePortName]*render.Unit
+	units      *units
 	dispatcher *render.Dispatcher
 	ledger     *ledger
 	conflicts  []render.Conflict
@@ -125,6 +125,7 @@ func New(family model.Family, source Tracker, kernel Kernel, settings Settings,
 		options:  options,
 		observer: observer,
 		ledger:   newLedger(),
+		units:    newUnits(),
 
 		dispatcher: render.NewDispatcher(),
 		quarantine: map[model.ServicePortName]*Refusal{},
@@ -163,7 +164,7 @@ func (p *Proxier) Sync(ctx context.Context) error {
 	p.unsynced = join(p.unsynced, changes)
 	p.unsynced.ServicePorts = merge(p.unsynced.ServicePorts, merge(damaged, p.release(ctx, snapshot)))
 
-	w, err := p.write(ctx, snapshot, full)
+	w, full, err := p.write(ctx, snapshot, full)
 	if err != nil {
 		p.doubt.raise(Failure, "")
 	}
@@ -184,7 +185,7 @@ func (p *Proxier) Sync(ctx context.Context) error {
 		Conflicts: p.conflicts,
 		Refusals:  p.refusals(),
 	}
-	result.NoLocalInternal, result.NoLocalExternal = countNoLocal(p.units)
+	result.NoLocalInternal, result.NoLocalExternal = p.units.noLocalInternal, p.units.noLocalExternal
 	if err == nil {
 		p.unsynced = tracker.Changes{}
 		logResult(klog.FromContext(ctx), result, detail)
@@ -194,47 +195,43 @@ func (p *Proxier) Sync(ctx context.Context) error {
 	return err
 }
 
-// write writes what the kernel lacks. If it refuses some of it, it is written once
-// more without the Service ports that were the cause: those that the refusal blames,
-// and if that was not all, everyone that is found. The writer is for the report.
-func (p *Proxier) write(ctx context.Context, snapshot model.Snapshot, full bool) (*writer, error) {
-	before := maps.Clone(p.units)
+// write writes what the kernel lacks. If it refuses some of it, everything is written
+// once more without the Service ports that were the cause: those that the refusal
+// blames, and if that was not all, everyone that is found. The writer is for the
+// report, as is whether everything was written.
+func (p *Proxier) write(ctx context.Context, snapshot model.Snapshot, full bool) (*writer, bool, error) {
+	good := p.units
 	w := p.newWriter(full)
 	names, err := p.syncProxyRules(ctx, w, snapshot, full)
-	for suspects := p.blamed(err); isRefused(err) && p.contain(ctx, snapshot, before, suspects, names); suspects = nil {
-		w = p.newWriter(true)
-		names, err = p.syncProxyRules(ctx, w, snapshot, true)
+	for suspects := p.blamed(err); isRefused(err); suspects = nil {
+		good.restore()
+		if !p.contain(ctx, snapshot, good, suspects, names) {
+			break
+		}
+		full = true
+		w = p.newWriter(full)
+		names, err = p.syncProxyRules(ctx, w, snapshot, full)
 	}
 	if err != nil {
+		good.restore()
 		// Nobody knows which of these the kernel holds, so that none of them can be kept.
 		for _, name := range names {
-			delete(before, name)
+			good.replace(name, nil)
 		}
-		p.units = before
+		p.units = good
 	}
-	return w, err
+	p.units.settle()
+	return w, full, err
 }
 
 // newWriter returns a writer; for a full sync, one that knows nothing of the kernel.
 func (p *Proxier) newWriter(full bool) *writer {
 	if full {
 		p.ledger = newLedger()
-		p.units = map[model.ServicePortName]*render.Unit{}
+		p.units = newUnits()
 		p.dispatcher = render.NewDispatcher()
 	}
 	return newWriter(p.kernel, p.settings.Chunk, p.ledger)
-}
-
-func countNoLocal(units map[model.ServicePortName]*render.Unit) (internal, external int) {
-	for _, unit := range units {
-		if unit.NoLocalInternal {
-			internal++
-		}
-		if unit.NoLocalExternal {
-			external++
-		}
-	}
-	return internal, external
 }
 
 // maxTriggers bounds what is remembered of changes while no sync succeeds, which can

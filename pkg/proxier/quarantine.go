@@ -32,7 +32,7 @@ type Refusal struct {
 	KeepsRules bool
 
 	// good is the unit with the rules that were accepted.
-	good *render.Unit
+	good *unit
 }
 
 // The first and the longest wait before a refused Service port is tried again.
@@ -55,7 +55,7 @@ func isRefused(err error) bool {
 // contain finds out which of the Service ports that were to be written made the
 // kernel refuse a transaction, among the suspects first, and puts them aside. It
 // reports whether there are any; if not, something else is wrong.
-func (p *Proxier) contain(ctx context.Context, snapshot model.Snapshot, before map[model.ServicePortName]*render.Unit,
+func (p *Proxier) contain(ctx context.Context, snapshot model.Snapshot, before *units,
 	suspects, names []model.ServicePortName) bool {
 	if p.try(ctx, snapshot, p.opts, nil) != nil {
 		// Not even what belongs to no Service is taken.
@@ -68,7 +68,7 @@ func (p *Proxier) contain(ctx context.Context, snapshot model.Snapshot, before m
 		}
 	}
 	for name, err := range refused {
-		r := &Refusal{Name: name, Since: time.Now(), good: before[name]}
+		r := &Refusal{Name: name, Since: time.Now(), good: before.byName[name]}
 		r.fail(err)
 		p.quarantine[name] = r
 		klog.FromContext(ctx).Error(err, "The rules of a Service port are refused; the others are not affected", "servicePort", name.String())
@@ -94,14 +94,14 @@ func (p *Proxier) blamed(err error) []model.ServicePortName {
 	if !ok || refused.Text == "" {
 		return nil
 	}
-	words := strings.Fields(refused.Text)
 	var names []model.ServicePortName
-	for name, unit := range p.units {
-		if slices.ContainsFunc(unit.Chains, func(c ruleset.Chain) bool { return slices.Contains(words, c.Name) }) {
-			names = append(names, name)
+	for word := range strings.FieldsSeq(refused.Text) {
+		last, _ := p.ledger.last(ruleset.ChainID{Table: ruleset.NAT, Name: word})
+		if last.owner != nil {
+			names = append(names, last.owner.Name)
 		}
 	}
-	return names
+	return merge(names, nil)
 }
 
 // isolate returns those of the Service ports that are refused, with the reason. It
@@ -198,16 +198,16 @@ func (p *Proxier) release(ctx context.Context, snapshot model.Snapshot) []model.
 
 // hold gives a Service port in quarantine what it can have in a full sync: the rules
 // that it had, if the kernel still holds them.
-func (p *Proxier) hold(r *Refusal, existing map[ruleset.ChainID]bool) render.Unit {
+func (p *Proxier) hold(r *Refusal, existing map[ruleset.ChainID]bool) *unit {
 	r.KeepsRules = r.good != nil &&
-		!slices.ContainsFunc(r.good.Chains, func(c ruleset.Chain) bool { return !existing[c.ChainID] })
+		!slices.ContainsFunc(r.good.without(nil), func(id ruleset.ChainID) bool { return !existing[id] })
 	if !r.KeepsRules {
-		return render.Unit{}
+		return nil
 	}
-	for _, chain := range r.good.Chains {
-		p.ledger.claim(chain.ChainID)
+	for _, id := range r.good.without(nil) {
+		p.ledger.claim(id, r.good)
 	}
-	return *r.good
+	return r.good
 }
 
 // refusals lists what is in quarantine, sorted.

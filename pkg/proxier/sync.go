@@ -29,7 +29,7 @@ func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.
 	}
 
 	for _, chain := range render.Fixed(opts) {
-		w.write(chain)
+		w.write(chain, nil)
 	}
 	gone, err := p.writeUnits(ctx, w, snapshot, dirty, full)
 	if err != nil {
@@ -62,18 +62,15 @@ func (p *Proxier) writeUnits(ctx context.Context, w *writer, snapshot model.Snap
 		return nil, err
 	}
 	for _, name := range names {
-		var unit render.Unit
+		var current *unit
 		if refusal, refused := p.quarantine[name]; refused && full {
-			unit = p.hold(refusal, existing)
+			current = p.hold(refusal, existing)
 		} else if refused {
 			continue
 		} else if port, exists := snapshot.Services[name]; exists {
-			unit = render.ServicePort(port, snapshot.Endpoints[name], p.opts)
-			for _, chain := range unit.Chains {
-				w.write(chain)
-			}
+			current = p.writeUnit(w, render.ServicePort(port, snapshot.Endpoints[name], p.opts))
 		}
-		gone = append(gone, p.replaceUnit(name, unit)...)
+		gone = append(gone, p.replaceUnit(name, current)...)
 		if err := w.flushIfFull(ctx); err != nil {
 			return nil, err
 		}
@@ -98,31 +95,25 @@ func (p *Proxier) chainsToKeep(ctx context.Context, full bool) (map[ruleset.Chai
 	return existing, nil
 }
 
-// replaceUnit takes a unit, or the empty one of a Service port that is gone, into
-// account. It returns the chains that the Service port no longer has, those that
-// jump before those that are jumped to.
-func (p *Proxier) replaceUnit(name model.ServicePortName, unit render.Unit) (gone []ruleset.ChainID) {
-	kept := make(map[string]bool, len(unit.Chains))
-	for i := range unit.Chains {
-		kept[unit.Chains[i].Name] = true
-		unit.Chains[i].Rules = nil // the ledger remembers their hash
+// writeUnit writes what differs of a unit's chains, and returns what is to be
+// remembered of it, nil if it has no rules at all.
+func (p *Proxier) writeUnit(w *writer, rendered render.Unit) *unit {
+	if len(rendered.Entries) == 0 {
+		return nil
 	}
-	old := p.units[name]
-	if old != nil {
-		for _, chain := range slices.Backward(old.Chains) {
-			if !kept[chain.Name] {
-				gone = append(gone, chain.ChainID)
-			}
-		}
+	u := remember(rendered)
+	for _, chain := range rendered.Chains {
+		w.write(chain, u)
 	}
-	if len(unit.Entries) == 0 {
-		delete(p.units, name)
-		p.dispatcher.Replace(old, nil)
-	} else {
-		p.units[name] = &unit
-		p.dispatcher.Replace(old, &unit)
-	}
-	return gone
+	return u
+}
+
+// replaceUnit takes a unit, or that a Service port has none any more, into account. It
+// returns the chains that the Service port no longer has.
+func (p *Proxier) replaceUnit(name model.ServicePortName, current *unit) (gone []ruleset.ChainID) {
+	old := p.units.replace(name, current)
+	p.dispatcher.Replace(old.rendered(), current.rendered())
+	return old.without(current)
 }
 
 // setOptions takes options into account that concern every dispatch chain.
@@ -136,7 +127,7 @@ func (p *Proxier) setOptions(opts render.Options) {
 func (p *Proxier) writeDispatch(ctx context.Context, w *writer) (gone []ruleset.ChainID, err error) {
 	chains, gone := p.dispatcher.Chains()
 	for _, chain := range chains {
-		w.write(chain)
+		w.write(chain, nil)
 		if err := w.flushIfFull(ctx); err != nil {
 			return nil, err
 		}
@@ -215,7 +206,7 @@ func (p *Proxier) sweep(ctx context.Context, w *writer) error {
 	}
 	// They jump to each other in ways that only their former owner knew.
 	for _, id := range stale {
-		w.write(ruleset.Chain{ChainID: id})
+		w.write(ruleset.Chain{ChainID: id}, nil)
 		if err := w.flushIfFull(ctx); err != nil {
 			return err
 		}
@@ -240,7 +231,7 @@ func (p *Proxier) staleChains(ctx context.Context) ([]ruleset.ChainID, error) {
 		}
 		for _, name := range names {
 			id := ruleset.ChainID{Table: table, Name: name}
-			if _, claimed := p.ledger.chains[id]; !claimed && render.IsPerService(id) {
+			if _, claimed := p.ledger.last(id); !claimed && render.IsPerService(id) {
 				stale = append(stale, id)
 			}
 		}

@@ -49,9 +49,10 @@ func newWriter(kernel Kernel, chunk int, ledger *ledger) *writer {
 	}
 }
 
-// write adds a chain if it differs from what the kernel holds.
-func (w *writer) write(chain ruleset.Chain) {
-	if !w.ledger.note(chain) {
+// write adds a chain if it differs from what the kernel holds. Owner is the unit that
+// it belongs to, nil for none.
+func (w *writer) write(chain ruleset.Chain, owner *unit) {
+	if !w.ledger.note(chain, owner) {
 		return
 	}
 	w.builder.Write(chain)

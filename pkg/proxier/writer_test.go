@@ -40,7 +40,7 @@ func TestWriterIsToldToStop(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				w := newWriter(slowKernel{takes: test.takes}, ChunkNFT, newLedger())
-				w.write(ruleset.Chain{ChainID: ruleset.ChainID{Table: ruleset.NAT, Name: "KUBE-A"}})
+				w.write(ruleset.Chain{ChainID: ruleset.ChainID{Table: ruleset.NAT, Name: "KUBE-A"}}, nil)
 				time.AfterFunc(time.Second, cancel)
 				start := time.Now()
 				if err := w.flush(ctx); !errors.Is(err, test.want) {
