@@ -10,6 +10,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -35,10 +36,11 @@ const retryInterval = 5 * time.Second
 // drainTime is how long running requests may take to end when the agent stops.
 const drainTime = time.Second
 
-// New returns an HTTP server for handler with the limits set.
+// New returns an HTTP server for handler with the limits set. A panic in handler ends
+// the process, as one anywhere else does.
 func New(handler http.Handler, writeTimeout time.Duration) *http.Server {
 	return &http.Server{
-		Handler:           http.MaxBytesHandler(handler, maxBodyBytes),
+		Handler:           http.MaxBytesHandler(fatal(handler), maxBodyBytes),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
@@ -48,17 +50,31 @@ func New(handler http.Handler, writeTimeout time.Duration) *http.Server {
 	}
 }
 
-// serverLog is where net/http reports to. What it says of broken connections is
-// for debugging, a port scan is not the operator's problem; a handler's panic is.
+// fatal makes a panic in next end the process. net/http would catch it and go on, with
+// whatever next had locked or half changed: an agent that looks alive and is not.
+func fatal(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			switch cause := recover(); cause {
+			case nil:
+			case http.ErrAbortHandler: // how a handler says that it gives up a response
+				panic(cause)
+			default:
+				// On a goroutine of its own nothing can catch it.
+				go panic(fmt.Sprintf("HTTP handler of %s: %v\n\n%s", r.URL.Path, cause, debug.Stack()))
+				select {}
+			}
+		}()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// serverLog is where net/http reports to. What it says of broken connections is for
+// debugging: a port scan is not the operator's problem.
 type serverLog struct{}
 
 func (serverLog) Write(line []byte) (int, error) {
-	logger, text := klog.Background(), string(bytes.TrimSpace(line))
-	if bytes.HasPrefix(line, []byte("http: panic serving")) {
-		logger.Error(nil, "HTTP handler panicked", "report", text)
-	} else {
-		logger.V(4).Info("HTTP connection failed", "report", text)
-	}
+	klog.Background().V(4).Info("HTTP connection failed", "report", string(bytes.TrimSpace(line)))
 	return len(line), nil
 }
 

@@ -12,9 +12,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 )
 
 var answer = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
@@ -182,29 +179,5 @@ func TestLimits(t *testing.T) {
 				t.Errorf("got %d, want %d", resp.StatusCode, tc.want)
 			}
 		})
-	}
-	if server.ReadHeaderTimeout == 0 || server.ReadTimeout == 0 || server.WriteTimeout == 0 || server.IdleTimeout == 0 {
-		t.Errorf("got a server without a time limit: %+v", server)
-	}
-}
-
-// net/http catches a handler's panic; it must not vanish with it.
-func TestPanicIsLogged(t *testing.T) {
-	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(2)))
-	logged := logger.GetSink().(ktesting.Underlier).GetBuffer()
-	klog.SetLogger(logger)
-	defer klog.ClearLogger()
-	for _, tc := range []struct {
-		line string
-		want string
-	}{
-		{"http: panic serving 127.0.0.1:4711: boom\ngoroutine 1\n", "HTTP handler panicked"},
-		{"http: TLS handshake error from 127.0.0.1:4711: EOF\n", ""},
-	} {
-		before := len(logged.String())
-		New(answer, 0).ErrorLog.Print(tc.line)
-		if got := logged.String()[before:]; !strings.Contains(got, tc.want) || (tc.want == "") != (got == "") {
-			t.Errorf("%q: got log %q, want %q", tc.line, got, tc.want)
-		}
 	}
 }
