@@ -126,9 +126,7 @@ func (a *agent) watchConfig(ctx context.Context) error {
 // ServiceChanged implements config.Events.
 func (a *agent) ServiceChanged(old, current *corev1.Service) {
 	a.metrics.ServiceChanged()
-	if !a.config.FeatureGates.Enabled(config.AllowServiceExternalIPs) {
-		old, current = withoutExternalIPs(old), withoutExternalIPs(current)
-	}
+	old, current = allowed(a.config, old), allowed(a.config, current)
 	for _, f := range a.families {
 		if f.tracker.ServiceChanged(old, current) {
 			f.queue()
@@ -136,10 +134,10 @@ func (a *agent) ServiceChanged(old, current *corev1.Service) {
 	}
 }
 
-// withoutExternalIPs returns the Service as it is where spec.externalIPs are not
-// allowed (KEP-5707). Objects are shared, and not changed.
-func withoutExternalIPs(svc *corev1.Service) *corev1.Service {
-	if svc == nil || len(svc.Spec.ExternalIPs) == 0 {
+// allowed returns what of a Service the configuration lets count: spec.externalIPs may
+// be turned off (KEP-5707). Objects are shared, and not changed.
+func allowed(c *config.Config, svc *corev1.Service) *corev1.Service {
+	if c.FeatureGates.Enabled(config.AllowServiceExternalIPs) || svc == nil || len(svc.Spec.ExternalIPs) == 0 {
 		return svc
 	}
 	without := *svc
@@ -181,8 +179,7 @@ func (a *agent) begin() {
 	if !a.listed || a.hasBegun() {
 		return
 	}
-	if a.config.LocalDetector.Mode == config.LocalModeNodeCIDR && (a.node == nil || a.node.Spec.PodCIDR == "") {
-		// Without it every pod would count as a stranger, and be masqueraded.
+	if needsPodCIDR(a.config, a.node) {
 		klog.Background().Info("Writing no rules before the Node has a podCIDR, which detectLocalMode NodeCIDR needs", "node", a.config.NodeName)
 		return
 	}
@@ -190,6 +187,12 @@ func (a *agent) begin() {
 	for _, f := range a.families {
 		f.queue()
 	}
+}
+
+// needsPodCIDR reports whether the rules need the Node's range of pods, and it has none
+// yet. Without it every pod would count as a stranger, and be masqueraded.
+func needsPodCIDR(c *config.Config, node *corev1.Node) bool {
+	return c.LocalDetector.Mode == config.LocalModeNodeCIDR && (node == nil || node.Spec.PodCIDR == "")
 }
 
 // hasBegun reports whether the rules may be written.

@@ -17,6 +17,8 @@ import (
 type options struct {
 	set    *pflag.FlagSet
 	config *config.Flags
+	// about is what the help says before the flags; it may be empty.
+	about string
 	// backend is where the rules are kept: auto, nft or legacy.
 	backend string
 	// flatDispatch and flatBalance are the sizes up to which chains are flat.
@@ -49,7 +51,11 @@ func (o *options) rendering(c *config.Config, family model.Family, node model.No
 func (o *options) parse(args []string, io streams) (*config.Config, error) {
 	o.set.SetOutput(io.err)
 	o.set.Usage = func() {
-		fmt.Fprintf(io.out, "Usage: %s [FLAGS]\n\nFlags:\n%s", o.set.Name(), o.set.FlagUsages())
+		fmt.Fprintf(io.out, "Usage: %s [FLAGS]\n\n", o.set.Name())
+		if o.about != "" {
+			fmt.Fprintln(io.out, o.about)
+		}
+		fmt.Fprintf(io.out, "Flags:\n%s", o.set.FlagUsages())
 	}
 	if err := o.set.Parse(args); errors.Is(err, pflag.ErrHelp) {
 		return nil, err

@@ -31,6 +31,22 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
+// exitError is an error with an exit code of its own. Without an error in it, all that
+// there is to say was printed.
+type exitError struct {
+	code int
+	error
+}
+
+func (e exitError) Error() string {
+	if e.error == nil {
+		return ""
+	}
+	return e.error.Error()
+}
+
+func (e exitError) Unwrap() error { return e.error }
+
 // streams are where a command writes: results to out, everything else to err.
 type streams struct{ out, err io.Writer }
 
@@ -47,6 +63,7 @@ func commands() []command {
 	return []command{
 		{"run", "keep the node's rules (the default)", runAgent},
 		{"render", "print the rules for manifests, without root and without a cluster", renderManifests},
+		{"diff", "show where the kernel does not hold what it should", showDifferences},
 		{"cleanup", "remove every rule of ours", cleanUp},
 		{"demo", "show the main job in network namespaces: no cluster needed", runDemo},
 		{"version", "print the version", printVersion},
@@ -62,12 +79,19 @@ func main() {
 
 // execute runs the command that args name and returns the exit code.
 func execute(ctx context.Context, args []string, io streams) int {
-	err := dispatch(ctx, args, io)
+	return exitCodeOf(dispatch(ctx, args, io), io.err)
+}
+
+// exitCodeOf prints an error, and returns the exit code that it means.
+func exitCodeOf(err error, out io.Writer) int {
 	if err == nil || errors.Is(err, pflag.ErrHelp) {
 		return exitOK
 	}
 	for line := range strings.Lines(err.Error()) {
-		fmt.Fprintln(io.err, "miniproxy:", strings.TrimRight(line, "\n"))
+		fmt.Fprintln(out, "miniproxy:", strings.TrimRight(line, "\n"))
+	}
+	if own, ok := errors.AsType[exitError](err); ok {
+		return own.code
 	}
 	switch _, isUsage := errors.AsType[usageError](err); {
 	case isUsage:
@@ -105,5 +129,6 @@ func usage() string {
 	b.WriteString("\nminiproxy COMMAND --help lists the flags of a command.\n")
 	b.WriteString("Exit codes: 0 done, 1 the work failed, 2 the command line or the configuration is wrong,\n")
 	b.WriteString("3 the configuration file has changed and the agent is to be started again.\n")
+	b.WriteString("diff has those of diff(1).\n")
 	return b.String()
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/proxier"
 	"github.com/miniproxy/miniproxy/pkg/render"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
-	"github.com/miniproxy/miniproxy/pkg/tracker"
 )
 
 // renderManifests prints the iptables-restore input that the agent would write for
@@ -85,19 +84,7 @@ func withNodeName(c *config.Config, name string) *config.Config {
 // renderObjects renders what one family of the objects asks of the node. Where the
 // agent would ask the host for its addresses, the Node's are taken.
 func (o *options) renderObjects(c *config.Config, family model.Family, objects config.Objects) ([]ruleset.Chain, []render.Conflict) {
-	t := tracker.New(family, c.NodeName)
-	for _, node := range objects.Nodes {
-		if node.Name == c.NodeName {
-			t.NodeChanged(nil, node)
-		}
-	}
-	for _, svc := range objects.Services {
-		t.ServiceChanged(nil, svc)
-	}
-	for _, slice := range objects.EndpointSlices {
-		t.EndpointSliceChanged(nil, slice)
-	}
-	snapshot, _ := t.Take()
+	snapshot := viewOf(c, objects).snapshot(family)
 	host := proxier.Host{
 		Addresses:    append([]netip.Addr{localhost(family)}, snapshot.Node.Addresses...),
 		RandomFully:  true,

@@ -31,7 +31,7 @@ func TestContentsOnKernel(t *testing.T) {
 :KUBE-B - [0:0]
 :OTHER - [0:0]
 -A FORWARD -j DROP
--A KUBE-A -m comment --comment one -j KUBE-B
+-A KUBE-A -p tcp -m tcp --dport 80 -m comment --comment one -j KUBE-B
 -A KUBE-A
 -A OTHER -j ACCEPT
 COMMIT
@@ -49,7 +49,7 @@ COMMIT
 			want []string
 		}{
 			{"FORWARD", []string{`-m comment --comment "two lines" -j KUBE-A`, `-j DROP`}},
-			{"KUBE-A", []string{`-m comment --comment one -j KUBE-B`, ``}},
+			{"KUBE-A", []string{`-p tcp -m comment --comment one -m tcp --dport 80 -j KUBE-B`, ``}},
 			{"KUBE-B", nil},
 		} {
 			id := ruleset.ChainID{Table: ruleset.Filter, Name: chain.name}

@@ -157,6 +157,9 @@ func joinLines(lines []string) []string {
 // cannot be decoded hides no other. The zero Rule says that it could not be.
 func readRule(id ruleset.ChainID, spec string, isChain func(name string) bool) ruleset.Rule {
 	text := "*" + string(id.Table) + "\n"
+	if !id.IsBuiltin() {
+		text += ":" + id.Name + " - [0:0]\n"
+	}
 	for word := range strings.FieldsSeq(spec) {
 		if isChain(word) {
 			text += ":" + word + " - [0:0]\n"
