@@ -53,13 +53,14 @@ func newAgent(c *config.Config, o *options, host proxier.Host, report *reporter,
 		options:  o,
 		host:     host,
 		report:   report,
-		health:   health.NewState(2*c.SyncPeriod, families...),
+		health:   health.NewState(2 * c.SyncPeriod),
 		metrics:  metrics.New(metrics.ProcessRegistry{}, families...),
 		restores: metrics.NewRestores(),
 		refused:  newQuarantine(),
 		begun:    make(chan struct{}),
 		started:  time.Now(),
 	}
+	a.health.SetFamilies(families...)
 	for _, k := range kernels {
 		a.families = append(a.families, newFamilyAgent(a, k))
 	}

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"net/http"
 	"time"
+
+	"github.com/miniproxy/miniproxy/pkg/httpserver"
 )
 
 // Counter counts the answers that probes got.
@@ -58,14 +60,14 @@ func (s *State) Handler(count Counter) http.Handler {
 		body := s.readiness()
 		answer(w, body.Ready, body)
 	})
-	return mux
+	return httpserver.ReadOnly(mux)
 }
 
 func (s *State) liveness(withNode bool) liveness {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	body := liveness{CurrentTime: now, Healthy: true, Status: map[string]familyStatus{}}
+	body := liveness{CurrentTime: now, Healthy: !s.hangs(now), Status: map[string]familyStatus{}}
 	for fam, f := range s.families {
 		status := familyStatus{LastUpdated: f.updated, Healthy: !f.isLate(now, s.timeout)}
 		body.Status[fam.String()] = status
@@ -89,7 +91,7 @@ func (s *State) liveness(withNode bool) liveness {
 func (s *State) readiness() readiness {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	body := readiness{CurrentTime: time.Now(), Ready: true, Status: map[string]familyReadiness{}}
+	body := readiness{CurrentTime: time.Now(), Ready: s.starting.IsZero(), Status: map[string]familyReadiness{}}
 	for fam, f := range s.families {
 		body.Status[fam.String()] = familyReadiness{
 			LastUpdated: f.updated, Ready: f.isReady(), FirstApplied: !f.updated.IsZero(),

@@ -201,7 +201,7 @@ type checkBody struct {
 // handler answers for one Service. A request can be under way while its Service
 // goes: then there are no endpoints, and the answer is 503 like any other without.
 func (s *Services) handler(name model.ServiceName) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	return httpserver.ReadOnly(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		s.mu.Lock()
 		count := s.checks[name].Endpoints
 		s.mu.Unlock()
@@ -211,7 +211,7 @@ func (s *Services) handler(name model.ServiceName) http.Handler {
 		text, err := json.MarshalIndent(body, "", "\t")
 		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(count))
 		write(w, err == nil && count > 0 && body.ServiceProxyHealthy, text)
-	})
+	}))
 }
 
 // listener is a bound port with its server.

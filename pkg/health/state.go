@@ -16,14 +16,16 @@
 // A first sync that never succeeds (upstream left this open) is 503 on /readyz from
 // the start, and on /livez and /healthz once it is late: the first sync counts as
 // asked for from the moment Services and EndpointSlices were listed. Before that
-// nothing is late, however long the API server is away.
+// nothing is late, however long the API server is away. Only the start itself has the
+// same time: it waits for an API server no longer than that, so one that does not end
+// hangs.
 //
-// How the agent uses it. main makes one State for the families it runs, serves
-// Handler on port 10256, and calls SetNode when the Node changes and once all lists
-// are complete. For each family it calls Queued for each change and once when the
-// lists are complete; Started when a sync takes its snapshot; Applied or Failed when
-// that sync has ended. After Applied it calls Services.Sync with ServiceChecks of the
-// snapshot that is now in force.
+// How the agent uses it. main makes one State and serves Handler on port 10256 before
+// anything else, says with SetFamilies that the start is over, and calls SetNode when
+// the Node changes and once all lists are complete. For each family it calls Queued
+// for each change and once when the lists are complete; Started when a sync takes its
+// snapshot; Applied or Failed when that sync has ended. After Applied it calls
+// Services.Sync with ServiceChecks of the snapshot that is now in force.
 package health
 
 import (
@@ -41,8 +43,10 @@ const toBeDeletedTaint = "ToBeDeletedByClusterAutoscaler"
 // State is what is known about the freshness of the rules and about the node. Its
 // methods can be called concurrently.
 type State struct {
-	timeout  time.Duration
-	mu       sync.Mutex
+	timeout time.Duration
+	mu      sync.Mutex
+	// starting is when the agent's start began; zero once it is over.
+	starting time.Time
 	families map[model.Family]*freshness
 	eligible bool
 }
@@ -58,15 +62,21 @@ type freshness struct {
 	failed bool
 }
 
-// NewState returns the state of an agent that runs these families and has applied
-// nothing yet. timeout is how long a change may wait for the kernel before the
-// agent counts as unhealthy.
-func NewState(timeout time.Duration, families ...model.Family) *State {
-	s := &State{timeout: timeout, families: map[model.Family]*freshness{}, eligible: true}
+// NewState returns the state of an agent that begins to start and has applied nothing
+// yet. timeout is how long a change, or the start, may take before the agent counts as
+// unhealthy.
+func NewState(timeout time.Duration) *State {
+	return &State{timeout: timeout, starting: time.Now(), families: map[model.Family]*freshness{}, eligible: true}
+}
+
+// SetFamilies says that the start is over, and which families the agent runs.
+func (s *State) SetFamilies(families ...model.Family) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.starting = time.Time{}
 	for _, fam := range families {
 		s.families[fam] = &freshness{}
 	}
-	return s
 }
 
 // Queued says that there is something new to apply to the family.
@@ -129,18 +139,26 @@ func isEligible(node *v1.Node) bool {
 	return true
 }
 
-// Healthy reports whether no family has a change that waits too long. It does not
-// look at the node.
+// Healthy reports whether the start does not hang, and no family has a change that
+// waits too long. It does not look at the node.
 func (s *State) Healthy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
+	if s.hangs(now) {
+		return false
+	}
 	for _, f := range s.families {
 		if f.isLate(now, s.timeout) {
 			return false
 		}
 	}
 	return true
+}
+
+// hangs reports whether the start takes too long.
+func (s *State) hangs(now time.Time) bool {
+	return !s.starting.IsZero() && now.Sub(s.starting) >= s.timeout
 }
 
 func (f *freshness) isLate(now time.Time, timeout time.Duration) bool {

@@ -19,6 +19,13 @@ const (
 	timeout    = 2 * syncPeriod
 )
 
+// newState is the state of an agent that has just started.
+func newState(families ...model.Family) *State {
+	s := NewState(timeout)
+	s.SetFamilies(families...)
+	return s
+}
+
 // counts remembers how often each answer was given.
 type counts struct{ healthz, livez map[int]int }
 
@@ -133,7 +140,7 @@ func TestFreshness(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := NewState(timeout, model.IPv4, model.IPv6)
+				s := newState(model.IPv4, model.IPv6)
 				for i, step := range tc.steps {
 					switch step.do {
 					case "queued":
@@ -158,9 +165,50 @@ func TestFreshness(t *testing.T) {
 	}
 }
 
+// Who asks while the agent starts is answered: it is alive, unless the start does not
+// end, and not ready.
+func TestStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewState(timeout)
+		for _, step := range []struct {
+			wait time.Duration
+			want codes
+		}{{0, notReady}, {timeout - 1, notReady}, {1, late}} {
+			time.Sleep(step.wait)
+			if got := probe(t, s); got != step.want {
+				t.Errorf("%v later: got %+v, want %+v", step.wait, got, step.want)
+			}
+			if got, want := s.Healthy(), step.want.livez == 200; got != want {
+				t.Errorf("Healthy is %v, want %v", got, want)
+			}
+		}
+		s.SetFamilies(model.IPv4)
+		if got := probe(t, s); got != notReady {
+			t.Errorf("started in the end: got %+v, want %+v", got, notReady)
+		}
+	})
+}
+
+// Probes can only be asked.
+func TestProbesCanOnlyBeRead(t *testing.T) {
+	s := NewServices(healthy, nil)
+	for path, handler := range map[string]http.Handler{
+		"/healthz": newState().Handler(newCounts()), "/livez": newState().Handler(newCounts()),
+		"/readyz": newState().Handler(newCounts()), "/": s.handler(svcA),
+	} {
+		for _, method := range []string{http.MethodPut, http.MethodPost, http.MethodPatch, http.MethodDelete} {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, nil))
+			if w.Code != http.StatusMethodNotAllowed {
+				t.Errorf("%s %s: got %d, want 405", method, path, w.Code)
+			}
+		}
+	}
+}
+
 // A family that the agent does not run (its kernel lacks it) is not asked for.
 func TestFamilyThatIsNotRun(t *testing.T) {
-	s := NewState(timeout, model.IPv4)
+	s := newState(model.IPv4)
 	s.Queued(model.IPv6)
 	s.Started(model.IPv4)
 	s.Applied(model.IPv4)
@@ -189,7 +237,7 @@ func TestNodeEligibility(t *testing.T) {
 		{name: "taint taken off", nodes: []*v1.Node{tainted, {}}, want: 200},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := NewState(timeout, model.IPv4)
+			s := newState(model.IPv4)
 			for _, node := range tc.nodes {
 				s.SetNode(node)
 			}
@@ -207,7 +255,7 @@ func TestNodeEligibility(t *testing.T) {
 
 func TestBodies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := NewState(timeout, model.IPv4)
+		s := newState(model.IPv4)
 		s.Queued(model.IPv4)
 		s.Started(model.IPv4)
 		s.Applied(model.IPv4)

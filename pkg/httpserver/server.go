@@ -69,6 +69,20 @@ func fatal(next http.Handler) http.Handler {
 	})
 }
 
+// ReadOnly lets through the methods that ask and change nothing. OPTIONS is one of
+// them: HAProxy's health checks use it unless they are told otherwise.
+func ReadOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.Method {
+		case http.MethodGet, http.MethodHead, http.MethodOptions:
+			next.ServeHTTP(w, r)
+		default:
+			w.Header().Set("Allow", "GET, HEAD, OPTIONS")
+			http.Error(w, "this page can only be read", http.StatusMethodNotAllowed)
+		}
+	})
+}
+
 // serverLog is where net/http reports to. What it says of broken connections is for
 // debugging: a port scan is not the operator's problem.
 type serverLog struct{}

@@ -39,21 +39,9 @@ func installDebug(m *listedMux, pages []DebugPage) {
 	var index strings.Builder
 	for _, p := range pages {
 		fmt.Fprintf(&index, "%s%s\t%s\n", debugPath, p.Name, p.About)
-		m.Handle(debugPath+p.Name, readOnly(limited(limiter, p)))
+		m.Handle(debugPath+p.Name, limited(limiter, p))
 	}
-	m.Handle(debugPath+"{$}", readOnly(text(index.String())))
-}
-
-// readOnly lets GET and HEAD through.
-func readOnly(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodGet && r.Method != http.MethodHead {
-			w.Header().Set("Allow", "GET, HEAD")
-			writeText(w, http.StatusMethodNotAllowed, "this page can only be read\n")
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
+	m.Handle(debugPath+"{$}", text(index.String()))
 }
 
 // limited serves a page while the limiter allows.

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"k8s.io/component-base/metrics/prometheus/slis"
+
+	"github.com/miniproxy/miniproxy/pkg/httpserver"
 )
 
 // configGroup is the key of the configuration on /configz.
@@ -45,8 +47,9 @@ func (p Pages) WriteTimeout() time.Duration {
 	return 0
 }
 
-// Handler serves the pages. Nothing but PUT /debug/flags/v, which is there with
-// Profiling only, changes anything.
+// Handler serves the pages. All can only be read, but for two that are there with
+// Profiling: PUT /debug/flags/v, and POST /debug/pprof/symbol, which is how go tool
+// pprof sends a question that is too long for a URL.
 func (p Pages) Handler() http.Handler {
 	m := &listedMux{ServeMux: http.NewServeMux()}
 	newHealthz().install(m)
@@ -59,9 +62,9 @@ func (p Pages) Handler() http.Handler {
 	if p.Profiling {
 		m.Handle("/debug/pprof/", http.HandlerFunc(pprof.Index))
 		m.Handle("/debug/pprof/profile", http.HandlerFunc(pprof.Profile))
-		m.Handle("/debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))
 		m.Handle("/debug/pprof/trace", http.HandlerFunc(pprof.Trace))
-		m.Handle("/debug/flags/v", verbosity(p.SetVerbosity))
+		m.handleAnyMethod("/debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))
+		m.handleAnyMethod("/debug/flags/v", verbosity(p.SetVerbosity))
 	}
 	m.Handle("/statusz", statusz(p.Component, p.Version, slices.Clone(m.paths)))
 	return m
@@ -73,8 +76,13 @@ type listedMux struct {
 	paths []string
 }
 
-// Handle installs a page.
+// Handle installs a page that can only be read.
 func (m *listedMux) Handle(path string, h http.Handler) {
+	m.handleAnyMethod(path, httpserver.ReadOnly(h))
+}
+
+// handleAnyMethod installs a page that looks at the method itself.
+func (m *listedMux) handleAnyMethod(path string, h http.Handler) {
 	m.paths = append(m.paths, path)
 	m.ServeMux.Handle(path, h)
 }

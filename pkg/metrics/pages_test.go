@@ -62,14 +62,13 @@ func TestPages(t *testing.T) {
 			want: "/debug/miniproxy/hello\ta greeting\n/debug/miniproxy/broken\tan error\n"},
 		{name: "debug page", path: "/debug/miniproxy/hello", code: 200, want: "hello"},
 		{name: "debug page that fails", path: "/debug/miniproxy/broken", code: 500, want: "show broken: out of greetings\n"},
-		{name: "debug page cannot be written", method: "POST", path: "/debug/miniproxy/hello", code: 405, want: "this page can only be read\n"},
 		{name: "no such page", path: "/debug/miniproxy/nothing", code: 404, want: "404 page not found\n"},
 		{name: "no profiles by default", path: "/debug/pprof/", code: 404, want: "404 page not found\n"},
 		{name: "no log level by default", method: "PUT", path: "/debug/flags/v", body: "4", code: 404, want: "404 page not found\n"},
-		{name: "metrics cannot be reset", method: "DELETE", path: "/metrics/slis", code: 200},
 		{name: "log level", method: "PUT", path: "/debug/flags/v", body: "4", pages: profiling, code: 200, want: "level is 4\n"},
 		{name: "bad log level", method: "PUT", path: "/debug/flags/v", body: "x", pages: profiling, code: 400, want: "no such level\n"},
 		{name: "log level is not read", path: "/debug/flags/v", pages: profiling, code: 405, want: "PUT the new log level\n"},
+		{name: "a long question about symbols", method: "POST", path: "/debug/pprof/symbol", body: "0x1", pages: profiling, code: 200},
 		{name: "profiles", path: "/debug/pprof/symbol", pages: profiling, code: 200, want: "num_symbols: 1\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -84,6 +83,30 @@ func TestPages(t *testing.T) {
 				t.Errorf("got %d %q, want %d %q", w.Code, got, tc.code, tc.want)
 			}
 		})
+	}
+}
+
+// Pages show things. The two that take another method are there with profiling only.
+func TestPagesCanOnlyBeRead(t *testing.T) {
+	for _, profiling := range []bool{false, true} {
+		p := pages
+		p.Profiling = profiling
+		h := p.Handler().(*listedMux)
+		if len(h.paths) < 10 {
+			t.Errorf("only %q are listed", h.paths)
+		}
+		for _, path := range h.paths {
+			path = strings.TrimSuffix(path, "{$}")
+			for _, method := range []string{http.MethodPut, http.MethodPost, http.MethodPatch, http.MethodDelete, "RESET"} {
+				if path == "/debug/pprof/symbol" || path == "/debug/flags/v" && method == http.MethodPut {
+					continue
+				}
+				w := do(t, h, method, path, "", "4")
+				if w.Code != http.StatusMethodNotAllowed || w.Header().Get("Allow") == "" {
+					t.Errorf("%s %s with profiling %v: got %d, Allow %q; want 405", method, path, profiling, w.Code, w.Header().Get("Allow"))
+				}
+			}
+		}
 	}
 }
 
