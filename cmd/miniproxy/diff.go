@@ -103,7 +103,7 @@ func (d *diffOptions) compare(ctx context.Context, args []string, std streams) (
 	if err != nil {
 		return nil, err
 	}
-	host, err := hostAsFound(ctx, kernels)
+	host, err := hostAsFound()
 	if err != nil {
 		return nil, err
 	}
