@@ -56,15 +56,15 @@ func TestRenderIsWhatTheKernelHolds(t *testing.T) {
 }
 
 // render is what miniproxy render prints for a node from what the API server holds.
-func (c *cluster) render(t *testing.T, n *node, family int) (ruleset.Ruleset, error) {
+func (c *cluster) render(t *testing.T, n *node, family int, flags ...string) (ruleset.Ruleset, error) {
 	t.Helper()
 	file := filepath.Join(c.dir, "objects.json")
 	if err := c.writeObjects(t, file); err != nil {
 		return nil, err
 	}
 	// On no node: render needs none.
-	cmd := c.pods[podC].Command(t.Context(), agentProgram(), "render",
-		"-f", file, "--node="+n.Plan.Name, "--family="+familyName(family), "--cluster-cidr="+clusterCIDRs)
+	args := append([]string{"render", "-f", file, "--node=" + n.Plan.Name, "--family=" + familyName(family), "--cluster-cidr=" + clusterCIDRs}, flags...)
+	cmd := c.pods[podC].Command(t.Context(), agentProgram(), args...)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
