@@ -43,7 +43,8 @@ type agent struct {
 	node   *corev1.Node
 }
 
-func newAgent(c *config.Config, o *options, host proxier.Host, report *reporter, kernels []*iptables.Runner) *agent {
+func newAgent(c *config.Config, o *options, host proxier.Host, report *reporter,
+	kernels []*iptables.Runner, can map[model.Family]*capabilities) *agent {
 	var families []model.Family
 	for _, k := range kernels {
 		families = append(families, k.Family())
@@ -62,7 +63,7 @@ func newAgent(c *config.Config, o *options, host proxier.Host, report *reporter,
 	}
 	a.health.SetFamilies(families...)
 	for _, k := range kernels {
-		a.families = append(a.families, newFamilyAgent(a, k))
+		a.families = append(a.families, newFamilyAgent(a, k, can[k.Family()]))
 	}
 	return a
 }
@@ -129,6 +130,9 @@ func (a *agent) ServiceChanged(old, current *corev1.Service) {
 	a.metrics.ServiceChanged()
 	old, current = allowed(a.config, old), allowed(a.config, current)
 	for _, f := range a.families {
+		if hasSCTP(current) {
+			f.can.askSCTP()
+		}
 		if f.tracker.ServiceChanged(old, current) {
 			f.queue()
 		}

@@ -32,6 +32,7 @@ type familyAgent struct {
 	*agent
 	family  model.Family
 	kernel  *iptables.Runner
+	can     *capabilities
 	tracker *tracker.Tracker
 	proxier *proxier.Proxier
 	runner  *proxier.Runner
@@ -39,19 +40,25 @@ type familyAgent struct {
 	healthPorts *health.Services
 	// conflicts are those that events were written about.
 	conflicts []render.Conflict
+	// told are the missing features that the Services concerned were told of.
+	told map[string]bool
 	// noLoopback says that node ports cannot answer on loopback addresses here.
 	noLoopback bool
 	// flows removes UDP flows to where no rule leads any more.
 	flows *conntrack.Cleaner
+	// drift has repaired what others change.
+	drift *drift
 	// failover frees TCP connections that wait for an endpoint that has left.
 	failover *conntrack.Failover
 }
 
-func newFamilyAgent(a *agent, kernel *iptables.Runner) *familyAgent {
+func newFamilyAgent(a *agent, kernel *iptables.Runner, can *capabilities) *familyAgent {
 	f := &familyAgent{
 		agent:       a,
 		family:      kernel.Family(),
 		kernel:      kernel,
+		can:         can,
+		told:        map[string]bool{},
 		tracker:     tracker.New(kernel.Family(), a.config.NodeName),
 		healthPorts: health.NewServices(a.health.Healthy, a.reportHealthPort),
 		flows:       conntrack.New(kernel.Family(), conntrack.Kernel{}, a.metrics),
@@ -62,7 +69,8 @@ func newFamilyAgent(a *agent, kernel *iptables.Runner) *familyAgent {
 		settings.Chunk = proxier.ChunkLegacy
 	}
 	f.proxier = proxier.New(f.family, f, recordingKernel{kernel, a}, settings, f.rendering, f)
-	f.runner = proxier.NewRunner(f.proxier.Sync, pace(a.config))
+	f.runner = proxier.NewRunner(f.sync, pace(a.config))
+	f.drift = newDrift(f)
 	return f
 }
 
@@ -94,6 +102,7 @@ func pace(c *config.Config) proxier.Pace {
 // run keeps the family's rules until the context ends.
 func (f *familyAgent) run(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("family", f.family.String()))
+	f.tellLacks(ctx)
 	select {
 	case <-ctx.Done():
 		return nil
@@ -103,7 +112,7 @@ func (f *familyAgent) run(ctx context.Context) error {
 	var parts sync.WaitGroup
 	var err error
 	parts.Go(func() { err = watch.Run(ctx) })
-	parts.Go(func() { newDrift(f, watch).run(ctx) })
+	parts.Go(func() { f.drift.run(ctx, watch) })
 	parts.Go(func() { f.healthPorts.Run(ctx) })
 	f.runner.Run(ctx)
 	parts.Wait()
@@ -149,9 +158,9 @@ func (f *familyAgent) rendering(node model.NodeFacts) (render.Options, error) {
 	if err != nil {
 		return render.Options{}, err
 	}
-	host := f.host
-	host.Addresses, host.RandomFully = addresses, true
-	opts := f.options.rendering(f.config, f.family, node, host)
+	host := f.can.host(f.host)
+	host.Addresses = addresses
+	opts := f.options.rendering(f.config, f.family, node, host).Without(f.can.lacks(), addresses)
 	if f.noLoopback {
 		opts.NodePorts.Loopback = false
 	}
@@ -181,6 +190,7 @@ func (f *familyAgent) Synced(ctx context.Context, r proxier.Result) {
 		return
 	}
 	f.health.Applied(f.family)
+	f.drift.synced(r)
 	f.healthPorts.Sync(ctx, healthCheckAddresses(r.Options), health.ServiceChecks(r.Snapshot))
 	f.cleanFlows(ctx, r)
 	f.failOver(ctx, r)
@@ -209,6 +219,7 @@ func (f *familyAgent) reportServices(r proxier.Result) {
 			"the rules of port %q are refused on node %s, which %s: %v", refusal.Name.Port, f.config.NodeName, keeps(refusal), refusal.Err)
 	}
 	f.reportConflicts(r)
+	f.reportLacks(r)
 }
 
 // reportConflicts writes one event for each Service port that did not get addresses it

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"k8s.io/klog/v2"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/nfacct"
 	"github.com/miniproxy/miniproxy/pkg/proxier"
+	"github.com/miniproxy/miniproxy/pkg/render"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 	"github.com/miniproxy/miniproxy/pkg/sysctl"
 )
@@ -29,15 +31,44 @@ func kernelSettings(c *config.Config) sysctl.Conntrack {
 	}
 }
 
-// initOnly sets what needs more rights than NET_ADMIN. An agent that runs after it
-// finds everything as it wants it.
-func initOnly(ctx context.Context, c *config.Config) error {
-	kernel := sysctl.New()
-	err := kernel.SetConntrack(ctx, kernelSettings(c))
-	if servesLoopback(c) {
-		err = errors.Join(err, kernel.SetRouteLocalnet(ctx))
+// initOnly does what needs more rights than NET_ADMIN: it has the kernel load what the
+// rules need, which asking for it does, and writes the settings, some of which are
+// there only after that. An agent that runs after it finds everything as it wants it.
+func (o *options) initOnly(ctx context.Context, c *config.Config) error {
+	_, accounts := withAccounts(proxier.Host{})
+	kernels, err := o.kernels(ctx)
+	var can map[model.Family]*capabilities
+	if err == nil {
+		kernels, can, err = lookAt(ctx, kernels, accounts)
+	}
+	err = errors.Join(err, sysctl.New().SetConntrack(ctx, kernelSettings(c)))
+	for _, kernel := range kernels {
+		if kernel.Family() == model.IPv4 && servesLoopback(c) {
+			err = errors.Join(err, openLoopback(ctx, kernel, can[model.IPv4]))
+		}
 	}
 	return err
+}
+
+// openLoopback lets node ports answer on 127.0.0.1, once the rule is in the kernel that
+// guards it: the agent writes the same one, but only when it knows the cluster, and
+// until then neighbours could reach what listens there.
+func openLoopback(ctx context.Context, kernel *iptables.Runner, can *capabilities) error {
+	if !can.has(featureConntrack) {
+		klog.FromContext(ctx).Info("Node ports will not answer on 127.0.0.1: the rule that guards it needs what the kernel lacks", "feature", featureConntrack)
+		return nil
+	}
+	guard := render.LoopbackGuard()
+	for _, rule := range guard.Rules {
+		if err := kernel.EnsureRule(ctx, guard.ChainID, rule); err != nil {
+			return err
+		}
+	}
+	jumps := slices.DeleteFunc(can.lacks().Hooks(), func(h ruleset.Hook) bool { return h.Rule.Target() != guard.Name })
+	if _, err := kernel.EnsureJumps(ctx, jumps); err != nil {
+		return err
+	}
+	return sysctl.New().SetRouteLocalnet(ctx)
 }
 
 // servesLoopback reports whether node ports are to answer on 127.0.0.1.
@@ -46,8 +77,9 @@ func servesLoopback(c *config.Config) bool {
 }
 
 // prepareHost sets what the configuration asks of the kernel, and says what the rules
-// can count on. What cannot be set is no reason not to run.
-func prepareHost(ctx context.Context, c *config.Config, kernels []*iptables.Runner) proxier.Host {
+// can count on. What cannot be set is no reason not to run. The error says why packets
+// cannot be counted.
+func prepareHost(ctx context.Context, c *config.Config) (proxier.Host, error) {
 	logger := klog.FromContext(ctx)
 	kernel := sysctl.New()
 	if err := kernel.SetConntrack(ctx, kernelSettings(c)); err != nil {
@@ -61,27 +93,26 @@ func prepareHost(ctx context.Context, c *config.Config, kernels []*iptables.Runn
 	if host.TCPBeLiberal, err = kernel.TCPBeLiberal(); err != nil {
 		logger.Error(err, "Could not read how strict connection tracking is; packets that it cannot place are dropped")
 	}
-	host.InvalidAccount = accountFor(ctx, kernels, nfacct.InvalidDropped)
-	host.LocalhostAccount = accountFor(ctx, kernels, nfacct.LocalhostNodePorts)
-	metrics.RegisterAccounting(metrics.ProcessRegistry{}, nfacct.Kernel{}, host.InvalidAccount, host.LocalhostAccount)
-	return host
+	return withAccounts(host)
 }
 
-// accountFor makes an accounting object and returns its name, empty if the kernel
-// or its iptables cannot count on it.
-func accountFor(ctx context.Context, kernels []*iptables.Runner, name string) string {
-	err := nfacct.Kernel{}.Ensure(name)
-	for _, kernel := range kernels {
-		if err == nil {
-			var missing map[string]error
-			counts := ruleset.Rule{Matches: []ruleset.Match{ruleset.NFAcct{Name: name}}}
-			missing, err = kernel.Probe(ctx, []iptables.Feature{{Name: name, Table: ruleset.Filter, Rules: []ruleset.Rule{counts}}})
-			err = errors.Join(err, missing[name])
+// withAccounts makes the accounting objects, and names them in what the host offers.
+func withAccounts(host proxier.Host) (proxier.Host, error) {
+	for _, name := range []string{nfacct.InvalidDropped, nfacct.LocalhostNodePorts} {
+		if err := (nfacct.Kernel{}).Ensure(name); err != nil {
+			return host, err
 		}
 	}
-	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Rules do not count on an accounting object, and its metric is absent", "object", name, "err", err)
-		return ""
+	host.InvalidAccount, host.LocalhostAccount = nfacct.InvalidDropped, nfacct.LocalhostNodePorts
+	return host, nil
+}
+
+// registerAccounting shows what the objects count, if some rule counts on them.
+func registerAccounting(host proxier.Host, can map[model.Family]*capabilities) {
+	for _, c := range can {
+		if c.has(featureNFAcct) {
+			metrics.RegisterAccounting(metrics.ProcessRegistry{}, nfacct.Kernel{}, host.InvalidAccount, host.LocalhostAccount)
+			return
+		}
 	}
-	return name
 }

@@ -38,7 +38,7 @@ func runAgent(ctx context.Context, args []string, io streams) error {
 	}
 	defer logs.FlushLogs()
 	if c.InitOnly {
-		return initOnly(ctx, c)
+		return untilDone(ctx, o.initOnly(ctx, c))
 	}
 	logger := klog.FromContext(ctx)
 	logger.Info("Starting miniproxy", "version", versionName(), "node", c.NodeName)
@@ -48,14 +48,28 @@ func runAgent(ctx context.Context, args []string, io streams) error {
 
 	kernels, err := o.kernels(ctx)
 	if err != nil {
-		return err
+		return untilDone(ctx, err)
 	}
 	source, report, err := newSource(ctx, c, kernels)
 	if err != nil {
 		return err
 	}
-	host := prepareHost(ctx, c, kernels)
-	return newAgent(c, o, host, report, kernels).run(ctx, source)
+	host, accounts := prepareHost(ctx, c)
+	kernels, can, err := lookAt(ctx, kernels, accounts)
+	if err != nil {
+		return untilDone(ctx, err)
+	}
+	registerAccounting(host, can)
+	return newAgent(c, o, host, report, kernels, can).run(ctx, source)
+}
+
+// untilDone is the error of what was called off because the context has ended: being
+// told to stop is no failure.
+func untilDone(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
+		return nil
+	}
+	return err
 }
 
 func writeConfig(c *config.Config) error {
@@ -110,7 +124,15 @@ func (o *options) kernels(ctx context.Context) ([]*iptables.Runner, error) {
 	if err != nil {
 		return nil, err
 	}
-	choice, err := iptables.Detect(ctx, forced)
+	var choice iptables.Choice
+	var kernels []*iptables.Runner
+	var missing error
+	err = waitForTables(ctx, func() (err error) {
+		if choice, err = iptables.Detect(ctx, forced); err == nil {
+			kernels, missing, err = findKernels(ctx, choice.Backend)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -119,10 +141,21 @@ func (o *options) kernels(ctx context.Context) ([]*iptables.Runner, error) {
 		logger.Error(nil, "The other iptables backend holds chains of a Service proxy too; packets pass through both: remove them with miniproxy cleanup",
 			"backend", otherBackend(choice.Backend), "chains", n)
 	}
-	var kernels []*iptables.Runner
-	var missing error
+	if len(kernels) == 0 {
+		return nil, fmt.Errorf("the kernel can rewrite addresses of neither family: %w", missing)
+	}
+	if missing != nil {
+		logger.Error(missing, "One IP family is not supported here; serving the other one", "family", kernels[0].Family())
+	}
+	logger.Info("Found the iptables programs", "version", kernels[0].Version())
+	return kernels, nil
+}
+
+// findKernels returns the doors for the families that a backend has here, and why it
+// lacks the others.
+func findKernels(ctx context.Context, backend iptables.Backend) (kernels []*iptables.Runner, missing, err error) {
 	for _, family := range model.Families {
-		kernel, err := iptables.New(ctx, family, choice.Backend)
+		kernel, err := iptables.New(ctx, family, backend)
 		if err == nil {
 			err = kernel.Supported(ctx)
 		}
@@ -132,14 +165,8 @@ func (o *options) kernels(ctx context.Context) ([]*iptables.Runner, error) {
 		case errors.Is(err, iptables.ErrFamilyUnsupported):
 			missing = errors.Join(missing, err)
 		default:
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	if len(kernels) == 0 {
-		return nil, fmt.Errorf("the kernel can rewrite addresses of neither family: %w", missing)
-	}
-	if missing != nil {
-		logger.Error(missing, "One IP family is not supported here; serving the other one", "family", kernels[0].Family())
-	}
-	return kernels, nil
+	return kernels, missing, nil
 }

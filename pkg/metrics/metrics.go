@@ -62,7 +62,10 @@ type Metrics struct {
 	partialRestoreFailures *k8smetrics.CounterVec
 	noLocalEndpoints       *k8smetrics.GaugeVec
 	refused                *k8smetrics.GaugeVec
+	capability             *k8smetrics.GaugeVec
 	canaryRepairs          *k8smetrics.CounterVec
+	repairsDelayed         *k8smetrics.CounterVec
+	repairWait             *k8smetrics.GaugeVec
 
 	healthz *k8smetrics.CounterVec
 	livez   *k8smetrics.CounterVec
@@ -82,7 +85,7 @@ func New(reg Registerer, families ...model.Family) *Metrics {
 	reg.MustRegister(
 		m.syncDuration, m.fullSyncDuration, m.partialSyncDuration, m.programming, m.lastSync, m.lastQueued, m.syncs,
 		m.serviceChanges, m.servicesPending, m.endpointChanges, m.endpointsPending,
-		m.rules, m.rulesWritten, m.restoreFailures, m.partialRestoreFailures, m.noLocalEndpoints, m.refused, m.canaryRepairs,
+		m.rules, m.rulesWritten, m.restoreFailures, m.partialRestoreFailures, m.noLocalEndpoints, m.refused, m.capability, m.canaryRepairs,
 		m.healthz, m.livez, m.conntrackDuration, m.conntrackDeleted, m.failedOver,
 	)
 	for _, fam := range families {
@@ -90,6 +93,8 @@ func New(reg Registerer, families ...model.Family) *Metrics {
 		m.partialRestoreFailures.WithLabelValues(fam.String())
 		m.conntrackDeleted.WithLabelValues(fam.String())
 		m.failedOver.WithLabelValues(fam.String())
+		m.repairsDelayed.WithLabelValues(fam.String())
+		m.repairWait.WithLabelValues(fam.String())
 	}
 	return m
 }
@@ -178,10 +183,33 @@ func (m *Metrics) Refused(fam model.Family, n int) {
 	m.refused.WithLabelValues(fam.String()).Set(float64(n))
 }
 
-// CanaryRepaired counts a table of the family that somebody else had damaged and
-// that was written again. Reasons are a small fixed set of words.
+// Capability says whether the family's kernel and iptables have a feature. Features are
+// a small fixed set of words; one that was not asked for is absent.
+func (m *Metrics) Capability(fam model.Family, feature string, there bool) {
+	value := 0.0
+	if there {
+		value = 1
+	}
+	m.capability.WithLabelValues(fam.String(), feature).Set(value)
+}
+
+// CanaryRepaired counts a table of the family that somebody else had damaged and that
+// was written again, or the damaged chains in it. Reasons are a small fixed set of words,
+// each counted once for each repair.
 func (m *Metrics) CanaryRepaired(fam model.Family, table, reason string) {
 	m.canaryRepairs.WithLabelValues(fam.String(), table, reason).Inc()
+}
+
+// RepairDelayed counts a repair that was put off, because somebody undoes repairs again
+// and again.
+func (m *Metrics) RepairDelayed(fam model.Family) {
+	m.repairsDelayed.WithLabelValues(fam.String()).Inc()
+}
+
+// RepairWait says how long a repair would be put off now, 0 unless somebody undoes
+// repairs again and again.
+func (m *Metrics) RepairWait(fam model.Family, wait time.Duration) {
+	m.repairWait.WithLabelValues(fam.String()).Set(wait.Seconds())
 }
 
 // Healthz counts an answer of /healthz by its HTTP status.

@@ -3,6 +3,7 @@ package render
 import (
 	"slices"
 
+	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
@@ -17,6 +18,10 @@ func Fixed(opts Options) []ruleset.Chain {
 	}
 	return chains
 }
+
+// LoopbackGuard is the chain that must be there, with its hooks, before the sysctl
+// route_localnet is set.
+func LoopbackGuard() ruleset.Chain { return guardLoopback(Options{Family: model.IPv4}) }
 
 // guardLoopback closes what route_localnet opens: with it the kernel would accept a
 // neighbour's packet to 127.0.0.1 from the wire (CVE-2020-8558). Answers, and what
