@@ -1,0 +1,186 @@
+package canary
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// Verdict is what a glance at the tables tells.
+type Verdict int
+
+const (
+	// Unchanged says that nothing can have changed since the last look.
+	Unchanged Verdict = iota
+	// Unsure says that a glance cannot tell.
+	Unsure
+	// Moved says that somebody else has changed something.
+	Moved
+)
+
+// Inspector compares what the kernel holds with what was written to it.
+type Inspector interface {
+	// Glance tells at next to no cost whether a look is worth its own.
+	Glance(ctx context.Context) (Verdict, error)
+	// Look looks at everything, or only at what the last glance said has moved, and sees
+	// to the repair of what it finds. It reports whether it got to the end: not if the
+	// rules were being written meanwhile.
+	Look(ctx context.Context, everything bool) (complete bool, err error)
+}
+
+// When a Patrol looks.
+const (
+	// settle is how long no notice must have been missed before it looks, and
+	// mostSettling how long it waits for that: who misses one will miss the next.
+	settle       = time.Second
+	mostSettling = 5 * time.Second
+	// A look takes at most one part in dueShare of the time if there is no reason for
+	// it, and one in movedShare if there is.
+	dueShare   = 100
+	movedShare = 10
+)
+
+// Patrol looks from time to time whether the kernel still holds what was written, and
+// soon when there is a reason to. It sees what no notice tells of and no canary dies of.
+type Patrol struct {
+	inspector      Inspector
+	glance, period time.Duration
+	wake           chan struct{}
+
+	mu sync.Mutex
+	// firstDoubt and lastDoubt are when there was reason to look at everything, since
+	// the last look that began.
+	firstDoubt, lastDoubt time.Time
+
+	// lookedAt is when the last look ended, and cost what it took. everythingAt is when
+	// the last one at everything did.
+	lookedAt, everythingAt time.Time
+	cost                   time.Duration
+	failures               int
+}
+
+// NewPatrol returns a Patrol that glances at the tables at intervals of glance, and
+// looks at everything about once in a period, unless the glances say that there is
+// nothing to see.
+func NewPatrol(inspector Inspector, glance, period time.Duration) *Patrol {
+	return &Patrol{inspector: inspector, glance: glance, period: period, wake: make(chan struct{}, 1)}
+}
+
+// Doubt asks for a look at everything, because notices were missed or everything was
+// written anew. It never blocks.
+func (p *Patrol) Doubt() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lastDoubt = time.Now()
+	if p.firstDoubt.IsZero() {
+		p.firstDoubt = p.lastDoubt
+	}
+	select {
+	case p.wake <- struct{}{}:
+	default: // it is about to see
+	}
+}
+
+// Run patrols until the context ends.
+func (p *Patrol) Run(ctx context.Context) {
+	p.lookedAt, p.everythingAt = time.Now(), time.Now()
+	next := time.Now().Add(p.glance)
+	for {
+		at := next
+		if doubt, ok := p.doubtDue(); ok && doubt.Before(next) {
+			at = doubt
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.wake:
+			continue
+		case <-time.After(time.Until(at)):
+		}
+		p.walk(ctx)
+		next = time.Now().Add(p.glance)
+	}
+}
+
+// doubtDue returns when to look because of a doubt, and whether there is one.
+func (p *Patrol) doubtDue() (time.Time, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.firstDoubt.IsZero() {
+		return time.Time{}, false
+	}
+	due := p.lastDoubt.Add(settle)
+	if most := p.firstDoubt.Add(mostSettling); most.Before(due) {
+		due = most
+	}
+	if free := p.free(); free.After(due) {
+		due = free
+	}
+	return due, true
+}
+
+// free is when a look may begin that there is a reason for.
+func (p *Patrol) free() time.Time { return p.lookedAt.Add(movedShare * p.cost) }
+
+// walk looks if it is time for it.
+func (p *Patrol) walk(ctx context.Context) {
+	if due, ok := p.doubtDue(); ok && !time.Now().Before(due) {
+		p.look(ctx, true)
+		return
+	}
+	verdict, err := p.inspector.Glance(ctx)
+	if err != nil {
+		p.logFailure(ctx, err)
+		return
+	}
+	due := p.everythingAt.Add(max(p.period, dueShare*p.cost))
+	switch now := time.Now(); {
+	case verdict == Unchanged:
+	case !now.Before(due):
+		p.look(ctx, true)
+	case verdict == Moved && !now.Before(p.free()):
+		p.look(ctx, false)
+	}
+}
+
+func (p *Patrol) look(ctx context.Context, everything bool) {
+	doubted := everything && p.takeDoubt()
+	start := time.Now()
+	complete, err := p.inspector.Look(ctx, everything)
+	p.lookedAt = time.Now()
+	p.cost = p.lookedAt.Sub(start)
+	if everything {
+		p.everythingAt = p.lookedAt
+	}
+	p.logFailure(ctx, err)
+	if doubted && !complete {
+		p.Doubt()
+	}
+}
+
+// takeDoubt ends the doubt, and reports whether there was one. What comes after it is a
+// reason for another look.
+func (p *Patrol) takeDoubt() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	doubted := !p.firstDoubt.IsZero()
+	p.firstDoubt, p.lastDoubt = time.Time{}, time.Time{}
+	return doubted
+}
+
+// logFailure logs that the rules cannot be looked at, once and only when it lasts.
+func (p *Patrol) logFailure(ctx context.Context, err error) {
+	if err == nil || ctx.Err() != nil {
+		p.failures = 0
+		return
+	}
+	p.failures++
+	logger := klog.FromContext(ctx)
+	if p.failures == lastingFailures {
+		logger.Error(err, "The rules in the kernel cannot be compared with what was written", "attempts", p.failures)
+		return
+	}
+	logger.V(4).Info("The rules in the kernel could not be looked at this time", "err", err)
+}

@@ -1,0 +1,149 @@
+package canary
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// post is what an inspector sees, and a diary of when it was asked to look.
+type post struct {
+	began    time.Time
+	verdict  Verdict
+	cost     time.Duration
+	unquiet  bool // the rules are always being written
+	err      error
+	glances  int
+	all, few []time.Duration
+}
+
+func (p *post) Glance(context.Context) (Verdict, error) {
+	p.glances++
+	return p.verdict, p.err
+}
+
+func (p *post) Look(_ context.Context, everything bool) (bool, error) {
+	at := time.Since(p.began)
+	if everything {
+		p.all = append(p.all, at)
+	} else {
+		p.few = append(p.few, at)
+	}
+	time.Sleep(p.cost)
+	return !p.unquiet && p.err == nil, p.err
+}
+
+// patrol runs a Patrol while during runs.
+func patrol(t *testing.T, p *post, during func(*Patrol)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		p.began = time.Now()
+		walk := NewPatrol(p, time.Second, time.Minute)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); walk.Run(ctx) }()
+		synctest.Wait()
+		during(walk)
+		stop()
+		<-ended
+	})
+}
+
+func sleepFor(d time.Duration) func(*Patrol) { return func(*Patrol) { time.Sleep(d) } }
+
+func TestPatrolLooksOnlyWhenThereMayBeSomething(t *testing.T) {
+	p := &post{verdict: Unchanged}
+	patrol(t, p, sleepFor(time.Hour))
+	if len(p.all)+len(p.few) > 0 || p.glances < 3500 {
+		t.Errorf("%d looks after %d glances that said unchanged", len(p.all)+len(p.few), p.glances)
+	}
+}
+
+func TestPatrolIsBounded(t *testing.T) {
+	tests := []struct {
+		name     string
+		post     post
+		all, few int // looks in an hour, about
+	}{
+		{"cheap looks, no reason", post{verdict: Unsure, cost: time.Millisecond}, 60, 0},
+		{"dear looks, no reason", post{verdict: Unsure, cost: 3 * time.Second}, 12, 0},
+		{"cheap looks, somebody always writes", post{verdict: Moved, cost: time.Millisecond}, 60, 3540},
+		{"dear looks, somebody always writes", post{verdict: Moved, cost: 3 * time.Second}, 12, 100},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := tt.post
+			patrol(t, &p, sleepFor(time.Hour))
+			about := func(got, want int) bool { return got >= want*9/10 && got <= want*11/10+1 }
+			if !about(len(p.few), tt.few) || !about(len(p.all), tt.all) {
+				t.Errorf("%d looks at everything and %d at what moved, want about %d and %d", len(p.all), len(p.few), tt.all, tt.few)
+			}
+		})
+	}
+}
+
+// Somebody who changes the size of a table all the time must not keep the patrol from
+// what the size does not tell.
+func TestPatrolLooksAtEverythingAlthoughSomethingMoves(t *testing.T) {
+	p := &post{verdict: Moved, cost: time.Millisecond}
+	patrol(t, p, sleepFor(10*time.Minute))
+	if len(p.all) < 8 {
+		t.Errorf("looked at everything %d times in ten minutes", len(p.all))
+	}
+}
+
+func TestDoubtIsSettledOnce(t *testing.T) {
+	tests := []struct {
+		name   string
+		doubts int // one each 100 ms
+		want   []time.Duration
+	}{
+		{"one", 1, []time.Duration{time.Second}},
+		{"a burst", 10, []time.Duration{1900 * time.Millisecond}},
+		{"a long one", 70, []time.Duration{5 * time.Second, 7900 * time.Millisecond}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := &post{verdict: Unchanged, cost: 10 * time.Millisecond}
+			patrol(t, p, func(walk *Patrol) {
+				for range tt.doubts {
+					walk.Doubt()
+					time.Sleep(100 * time.Millisecond)
+				}
+				time.Sleep(10 * time.Minute)
+			})
+			if !slices.Equal(p.all, tt.want) {
+				t.Errorf("looked at %v, want %v", p.all, tt.want)
+			}
+		})
+	}
+}
+
+// A doubt that could not be settled remains, and is not turned into a busy loop.
+func TestDoubtRemains(t *testing.T) {
+	p := &post{verdict: Unchanged, unquiet: true}
+	patrol(t, p, func(walk *Patrol) {
+		walk.Doubt()
+		time.Sleep(time.Minute)
+		p.unquiet = false
+		time.Sleep(time.Minute)
+	})
+	if len(p.all) < 55 || len(p.all) > 65 {
+		t.Errorf("looked %d times, want once a second for a minute", len(p.all))
+	}
+}
+
+func TestPatrolOutlivesFailures(t *testing.T) {
+	p := &post{verdict: Unsure, err: errors.New("not permitted")}
+	patrol(t, p, func(walk *Patrol) {
+		time.Sleep(10 * time.Minute)
+		p.err = nil
+		time.Sleep(10 * time.Minute)
+	})
+	if len(p.all) < 8 || len(p.all) > 12 {
+		t.Errorf("looked %d times in the ten minutes in which that was possible", len(p.all))
+	}
+}
