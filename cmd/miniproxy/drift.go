@@ -3,9 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/miniproxy/miniproxy/pkg/canary"
@@ -15,30 +18,74 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
-// How often somebody else's changes are undone at once. Two programs that undo each
-// other's work would otherwise keep the node busy with nothing else.
-const (
-	repairBurst = 50
-	repairEvery = 5 * time.Second
-)
-
-// drift notices what somebody else does to one family's tables while it happens.
+// drift notices what somebody else does to one family's tables, and has it repaired.
 type drift struct {
 	family *familyAgent
 	canary *canary.Monitor
-	limit  *rate.Limiter
+	patrol *canary.Patrol
+	pacer  *canary.Pacer
+
+	// missed says that notices were missed since the last look.
+	missed atomic.Bool
+
+	mu sync.Mutex
+	// found is what waits for being repaired.
+	found proxier.Damage
+	// rival counts the edits that look like those of another proxy.
+	rival int
+	// told is when an event was last written of each reason.
+	told map[string]time.Time
 }
 
-func newDrift(f *familyAgent, watch *canary.Monitor) *drift {
-	return &drift{family: f, canary: watch, limit: rate.NewLimiter(rate.Every(repairEvery), repairBurst)}
+// How often the rules are looked at. On nft the kernel tells of changes as they happen,
+// and a look is for what it may have failed to tell: once in a minute, and less often
+// where a look takes longer than a hundredth of that. On legacy a glance is a system call
+// for each table, and how long it takes to see a change.
+const (
+	glanceNFT    = 10 * time.Second
+	glanceLegacy = time.Second
+	lookPeriod   = time.Minute
+)
+
+func newDrift(f *familyAgent) *drift {
+	d := &drift{family: f, told: map[string]time.Time{}}
+	d.pacer = canary.NewPacer(d.repair, d.reportFight)
+	if f.kernel.Backend() == iptables.NFT {
+		d.patrol = canary.NewPatrol(&nftInspector{drift: d}, glanceNFT, lookPeriod)
+	} else {
+		d.patrol = canary.NewPatrol(&legacyInspector{drift: d}, glanceLegacy, lookPeriod)
+	}
+	return d
 }
 
-// run watches until the context ends. Without the kernel's notifications, as on the
-// legacy backend, the canary and the jump rules are all there is to look at.
-func (d *drift) run(ctx context.Context) {
-	err := d.family.kernel.Watch(ctx, func(edit iptables.Edit) { d.noticed(ctx, edit) })
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Other programs' changes of the tables are noticed late from now on")
+// run watches until the context ends.
+func (d *drift) run(ctx context.Context, watch *canary.Monitor) {
+	d.canary = watch
+	defer d.pacer.Stop()
+	var parts sync.WaitGroup
+	parts.Go(func() { d.patrol.Run(ctx) })
+	d.listen(ctx)
+	parts.Wait()
+}
+
+// listenAgain is how long to wait before the kernel is asked once more to tell of changes.
+const listenAgain = 10 * time.Second
+
+// listen hears the kernel's notices, where there are any.
+func (d *drift) listen(ctx context.Context) {
+	for d.family.kernel.Backend() == iptables.NFT {
+		err := d.family.kernel.Watch(ctx, func(edit iptables.Edit) { d.noticed(ctx, edit) })
+		if ctx.Err() != nil {
+			return
+		}
+		klog.FromContext(ctx).Error(err, "Other programs' changes of the tables are noticed late until the kernel tells of them again")
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(listenAgain):
+			d.missed.Store(true)
+			d.patrol.Doubt()
+		}
 	}
 }
 
@@ -47,55 +94,139 @@ func (d *drift) noticed(ctx context.Context, edit iptables.Edit) {
 	found, canaries := sortOut(edit)
 	switch {
 	case edit.Missed:
-		d.canary.Poke()
+		d.missed.Store(true)
+		d.patrol.Doubt()
+		return
 	case canaries:
 		d.canary.Restore()
 	}
-	if len(found.Chains) == 0 && !found.Jumps {
-		return
+	if isProxy(edit) {
+		d.reportRival(ctx, found.By)
 	}
-	found.By, found.At = author(edit), time.Now()
-	if !d.limit.Allow() {
-		klog.FromContext(ctx).Info("Another program keeps changing the rules; waiting before they are repaired again",
-			"by", found.By, "wait", repairEvery)
-		time.AfterFunc(repairEvery, func() { d.repair(found) })
-		return
-	}
-	d.repair(found)
+	d.damaged(found)
 }
 
-// author says who made an edit, nothing where that is not known.
-func author(edit iptables.Edit) string {
-	if edit.Missed {
-		return ""
+// damaged has damage repaired, now or later.
+func (d *drift) damaged(found proxier.Damage) {
+	if found.IsNone() {
+		return
 	}
-	return fmt.Sprintf("%s (pid %d)", edit.Process, edit.PID)
+	d.mu.Lock()
+	d.found.Add(found)
+	d.mu.Unlock()
+	d.pacer.Damaged(found.By)
 }
 
-// repair has the next sync mend what was found, and counts it once for each table.
-func (d *drift) repair(found proxier.Damage) {
-	tables := map[ruleset.Table]bool{}
-	for _, id := range found.Chains {
-		if !tables[id.Table] {
-			tables[id.Table] = true
-			d.family.metrics.CanaryRepaired(d.family.family, string(id.Table), "edited")
-		}
-	}
+// repair has the next sync mend what was found.
+func (d *drift) repair() {
+	d.mu.Lock()
+	found := d.found
+	d.found = proxier.Damage{}
+	d.mu.Unlock()
 	d.family.proxier.Repair(found)
 	d.family.queue()
+}
+
+// synced is told of every sync that succeeded.
+func (d *drift) synced(r proxier.Result) {
+	if len(r.Repaired) > 0 {
+		d.pacer.Repaired()
+	}
+	if r.Full {
+		// So much was written that notices of others' edits may have been lost in those
+		// of one's own.
+		d.patrol.Doubt()
+	}
+	type damage struct {
+		table ruleset.Table
+		kind  proxier.Kind
+	}
+	seen := map[damage]bool{}
+	for _, repair := range r.Repaired {
+		seen[damage{repair.Table, repair.Kind}] = true
+	}
+	for each := range seen {
+		d.family.metrics.CanaryRepaired(d.family.family, string(each.table), string(each.kind))
+	}
+	d.tick()
+}
+
+// tick keeps the metric of the wait true.
+func (d *drift) tick() { d.family.metrics.RepairWait(d.family.family, d.pacer.Wait()) }
+
+// tellAgain is how long to wait before the same event is written once more.
+const tellAgain = 10 * time.Minute
+
+// tell writes a warning about the node, unless it was told a moment ago.
+func (d *drift) tell(reason, note string, args ...any) {
+	d.mu.Lock()
+	last, told := d.told[reason]
+	again := !told || time.Since(last) >= tellAgain
+	if again {
+		d.told[reason] = time.Now()
+	}
+	d.mu.Unlock()
+	if again {
+		d.family.report.aboutNode(corev1.EventTypeWarning, reason, actionSync+d.family.family.String(), note, args...)
+	}
+}
+
+// reportFight says that a repair is put off because repairs are undone.
+func (d *drift) reportFight(fight canary.Fight) {
+	by := fight.By
+	if by == "" {
+		by = "an unknown program"
+	}
+	d.family.metrics.RepairDelayed(d.family.family)
+	d.family.metrics.RepairWait(d.family.family, fight.Wait)
+	klog.Background().Info("A fight about the rules: another program changes them again and again; the next repair waits",
+		"family", d.family.family, "by", by, "repairs", fight.Repairs, "wait", fight.Wait)
+	d.tell(reasonFight, "%s keeps changing the %s rules of Services; after %d repairs the next one waits %v",
+		by, d.family.family, fight.Repairs, fight.Wait)
+}
+
+// enoughOfRival is after how many edits it is taken for sure that another proxy runs: one
+// may be the last word of a proxy that is being replaced.
+const enoughOfRival = 3
+
+// reportRival says that another proxy seems to write the same chains.
+func (d *drift) reportRival(ctx context.Context, by string) {
+	d.mu.Lock()
+	d.rival++
+	sure := d.rival >= enoughOfRival
+	first := d.rival == enoughOfRival
+	d.mu.Unlock()
+	if first {
+		klog.FromContext(ctx).Error(nil, "Another proxy seems to run on this node: a kube-proxy, or a second miniproxy, writes the same chains", "by", by)
+	}
+	if sure {
+		d.tell(reasonRival, "another Service proxy seems to run on this node: %s writes the same %s chains", by, d.family.family)
+	}
+}
+
+// restorers are the programs by which proxies write, as the kernel shortens their names.
+var restorers = []string{"iptables-restor", "ip6tables-resto", "iptables-nft-re", "ip6tables-nft-r"}
+
+// isProxy reports whether an edit is such as a Service proxy makes: a restore that puts
+// rules into chains of Services. What merely restores a saved table only takes them away.
+func isProxy(edit iptables.Edit) bool {
+	return slices.Contains(restorers, edit.Process) && slices.ContainsFunc(edit.Chains, func(c iptables.ChainEdit) bool {
+		return c.Added > 0 && render.Owns(c.ChainID)
+	})
 }
 
 // sortOut says what of an edit concerns the rules, and whether canary chains are
 // among it.
 func sortOut(edit iptables.Edit) (found proxier.Damage, canaries bool) {
-	found.Jumps = edit.Missed
-	for _, id := range edit.Chains {
+	found = proxier.Damage{Chains: map[ruleset.ChainID]proxier.Edit{}, At: time.Now()}
+	found.By = fmt.Sprintf("%s (pid %d)", edit.Process, edit.PID)
+	for _, c := range edit.Chains {
 		switch {
-		case id.Name == canary.ChainName:
+		case c.Name == canary.ChainName:
 			canaries = true
-		case render.Owns(id), render.Shares(id):
-			found.Chains = append(found.Chains, id)
-		case render.IsHooked(id):
+		case render.Owns(c.ChainID), render.Shares(c.ChainID):
+			found.Chains[c.ChainID] = proxier.Edit{Gone: c.Gone, Added: c.Added, Removed: c.Removed, Balance: c.Balance}
+		case render.IsHooked(c.ChainID):
 			found.Jumps = true
 		}
 	}

@@ -29,6 +29,8 @@ const (
 	reasonFrontendTaken  = "FrontendTaken"
 	reasonRangesNotUsed  = "SourceRangesNotUsed"
 	reasonRefused        = "RulesRefused"
+	reasonFight          = "RulesContested"
+	reasonRival          = "SecondProxy"
 	reportingController  = "miniproxy"
 	defaultModeDescribed = "No proxy mode was chosen: using iptables, the only one there is. Set mode: iptables, since kube-proxy's own default will be another one in Kubernetes 1.40."
 )

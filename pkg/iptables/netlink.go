@@ -21,20 +21,20 @@ import (
 // nftObject is a kind of object that the kernel can list.
 type nftObject struct {
 	request     uint16
-	table, name uint16 // the attributes with the table's and the object's own name
+	table, name uint16 // the attributes with the table's and the object's name, or its chain's
 }
 
 var (
 	nftTables = nftObject{request: unix.NFT_MSG_GETTABLE, table: unix.NFTA_TABLE_NAME}
 	nftChains = nftObject{request: unix.NFT_MSG_GETCHAIN, table: unix.NFTA_CHAIN_TABLE, name: unix.NFTA_CHAIN_NAME}
-	nftRules  = nftObject{request: unix.NFT_MSG_GETRULE, table: unix.NFTA_RULE_TABLE}
+	nftRules  = nftObject{request: unix.NFT_MSG_GETRULE, table: unix.NFTA_RULE_TABLE, name: unix.NFTA_RULE_CHAIN}
 )
 
 // errNoNFT says that this kernel has no nft tables.
 var errNoNFT = errors.New("no nf_tables in this kernel")
 
-// nftName is what is kept of a listed object: its table, and its own name if it
-// has one.
+// nftName is what is kept of a listed object: its table, and its own name, or that of
+// the chain that it is in.
 type nftName struct{ table, name string }
 
 // nftQuery says what to list.

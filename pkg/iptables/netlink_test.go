@@ -29,7 +29,7 @@ func TestReadNFTName(t *testing.T) {
 		want       nftName
 	}{
 		{"a chain", chain, nftChains, nftName{"nat", "KUBE-A"}},
-		{"what has no name", chain, nftRules, nftName{table: "nat"}},
+		{"what has no name", chain, nftTables, nftName{table: "nat"}},
 		{"cut off", chain[:len(chain)-24], nftChains, nftName{table: "nat"}},
 		{"nothing", nil, nftChains, nftName{}},
 	}

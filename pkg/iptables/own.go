@@ -82,9 +82,9 @@ func (o *ownWrites) isOurs(e Edit) bool {
 }
 
 // holds reports whether chains are of one table and all among those to be touched.
-func (w *ownWrite) holds(ids []ruleset.ChainID) bool {
-	for _, id := range ids {
-		if id.Table != ids[0].Table || !w.chains[id] {
+func (w *ownWrite) holds(edits []ChainEdit) bool {
+	for _, edit := range edits {
+		if edit.Table != edits[0].Table || !w.chains[edit.ChainID] {
 			return false
 		}
 	}

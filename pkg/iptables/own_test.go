@@ -17,6 +17,14 @@ func natIDs(names ...string) []ruleset.ChainID {
 	return ids
 }
 
+func natEdits(names ...string) []ChainEdit {
+	var edits []ChainEdit
+	for _, id := range natIDs(names...) {
+		edits = append(edits, ChainEdit{ChainID: id})
+	}
+	return edits
+}
+
 func TestOwnWrites(t *testing.T) {
 	const input = "*filter\n:F - [0:0]\nCOMMIT\n*nat\n:A - [0:0]\n:B - [0:0]\n-A A -j B\nCOMMIT\n"
 	const process = "iptables-nft-re"
@@ -25,12 +33,12 @@ func TestOwnWrites(t *testing.T) {
 		edit Edit
 		want bool
 	}{
-		{"all of one table", Edit{Process: process, Chains: natIDs("A", "B")}, true},
-		{"a part of it", Edit{Process: process, Chains: natIDs("B")}, true},
-		{"more than it", Edit{Process: process, Chains: natIDs("A", "C")}, false},
-		{"both tables at once", Edit{Process: process, Chains: append(natIDs("A"), ruleset.ChainID{Table: ruleset.Filter, Name: "F"})}, false},
-		{"another table", Edit{Process: process, Chains: []ruleset.ChainID{{Table: ruleset.Filter, Name: "A"}}}, false},
-		{"another program", Edit{Process: "nft", Chains: natIDs("A")}, false},
+		{"all of one table", Edit{Process: process, Chains: natEdits("A", "B")}, true},
+		{"a part of it", Edit{Process: process, Chains: natEdits("B")}, true},
+		{"more than it", Edit{Process: process, Chains: natEdits("A", "C")}, false},
+		{"both tables at once", Edit{Process: process, Chains: append(natEdits("A"), ChainEdit{ChainID: ruleset.ChainID{Table: ruleset.Filter, Name: "F"}})}, false},
+		{"another table", Edit{Process: process, Chains: []ChainEdit{{ChainID: ruleset.ChainID{Table: ruleset.Filter, Name: "A"}}}}, false},
+		{"another program", Edit{Process: "nft", Chains: natEdits("A")}, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

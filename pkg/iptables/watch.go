@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"syscall"
@@ -24,10 +23,22 @@ type Edit struct {
 	Process string
 	PID     int
 	// Chains are those that were made, removed, or had rules added or removed, sorted.
-	Chains []ruleset.ChainID
+	Chains []ChainEdit
 	// Missed says that changes came faster than they could be read: nothing is known
 	// about what else was changed, or by whom.
 	Missed bool
+}
+
+// ChainEdit is what was done to one chain.
+type ChainEdit struct {
+	ruleset.ChainID
+	// Gone says that the chain was removed.
+	Gone bool
+	// Added and Removed count rules. A rule that is replaced is one of each.
+	Added, Removed int
+	// Balance is the sum of hashes of what the added rules say, less that of the removed
+	// ones: zero if they were only moved.
+	Balance uint64
 }
 
 // watchBuffer is how many bytes of notifications the kernel keeps for the agent. A
@@ -48,7 +59,7 @@ func (r *Runner) Watch(ctx context.Context, each func(Edit)) error {
 	}
 	defer socket.Close()
 	defer context.AfterFunc(ctx, func() { socket.Close() })()
-	collected := transaction{family: r.family, chains: map[ruleset.ChainID]bool{}}
+	collected := newTransaction(r.family)
 	buffer := make([]byte, 1<<16)
 	for {
 		n, err := socket.Read(buffer)
@@ -56,7 +67,7 @@ func (r *Runner) Watch(ctx context.Context, each func(Edit)) error {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, unix.ENOBUFS):
-			clear(collected.chains)
+			collected.take()
 			each(Edit{Missed: true})
 			continue
 		case err != nil:
@@ -106,7 +117,12 @@ const nfHeader = 4
 // generation of the ruleset is its last.
 type transaction struct {
 	family model.Family
-	chains map[ruleset.ChainID]bool
+	chains map[ruleset.ChainID]*ChainEdit
+	hasher *ruleHasher
+}
+
+func newTransaction(family model.Family) *transaction {
+	return &transaction{family: family, chains: map[ruleset.ChainID]*ChainEdit{}, hasher: newRuleHasher()}
 }
 
 // add takes in a notification, and returns the transaction when it is complete.
@@ -115,34 +131,57 @@ func (t *transaction) add(m syscall.NetlinkMessage) (Edit, bool) {
 		return Edit{}, false
 	}
 	attributes := m.Data[nfHeader:]
-	switch m.Header.Type & 0xff {
-	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		t.touch(m.Data[0], attributes, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
-	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-		t.touch(m.Data[0], attributes, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)
-	case unix.NFT_MSG_NEWGEN:
+	if kind := m.Header.Type & 0xff; kind == unix.NFT_MSG_NEWGEN {
 		edit := author(attributes)
-		edit.Chains = slices.SortedFunc(maps.Keys(t.chains), ruleset.ChainID.Compare)
-		clear(t.chains)
+		edit.Chains = t.take()
 		return edit, true
+	} else if m.Data[0] == nfprotocol(t.family) {
+		t.touch(kind, attributes)
 	}
 	return Edit{}, false
 }
 
-func (t *transaction) touch(family byte, attributes []byte, table, chain uint16) {
-	if family != nfprotocol(t.family) {
-		return
+// touch takes in what was done to a chain or to a rule of it.
+func (t *transaction) touch(kind uint16, attributes []byte) {
+	switch kind {
+	case unix.NFT_MSG_NEWCHAIN:
+		t.chain(attributes, nftChains)
+	case unix.NFT_MSG_DELCHAIN:
+		t.chain(attributes, nftChains).Gone = true
+	case unix.NFT_MSG_NEWRULE:
+		edit := t.chain(attributes, nftRules)
+		_, content := t.hasher.rule(attributes)
+		edit.Added++
+		edit.Balance += content
+	case unix.NFT_MSG_DELRULE:
+		edit := t.chain(attributes, nftRules)
+		_, content := t.hasher.rule(attributes)
+		edit.Removed++
+		edit.Balance -= content
 	}
-	var id ruleset.ChainID
-	for kind, value := range nfnetlink.Attributes(attributes) {
-		switch kind {
-		case table:
-			id.Table = ruleset.Table(unix.ByteSliceToString(value))
-		case chain:
-			id.Name = unix.ByteSliceToString(value)
-		}
+}
+
+// chain returns what is known of the chain that attributes name, or whose rule they are.
+func (t *transaction) chain(attributes []byte, object nftObject) *ChainEdit {
+	name := readNFTName(attributes, object)
+	id := ruleset.ChainID{Table: ruleset.Table(name.table), Name: name.name}
+	edit := t.chains[id]
+	if edit == nil {
+		edit = &ChainEdit{ChainID: id}
+		t.chains[id] = edit
 	}
-	t.chains[id] = true
+	return edit
+}
+
+// take returns the chains and forgets them.
+func (t *transaction) take() []ChainEdit {
+	edits := make([]ChainEdit, 0, len(t.chains))
+	for _, edit := range t.chains {
+		edits = append(edits, *edit)
+	}
+	clear(t.chains)
+	slices.SortFunc(edits, func(a, b ChainEdit) int { return a.ChainID.Compare(b.ChainID) })
+	return edits
 }
 
 // author reads who made a generation.

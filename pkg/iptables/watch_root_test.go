@@ -58,8 +58,8 @@ func TestWatch(t *testing.T) {
 				select {
 				case e := <-edits:
 					var got []string
-					for _, id := range e.Chains {
-						got = append(got, id.String())
+					for _, c := range e.Chains {
+						got = append(got, describe(c))
 					}
 					if e.Process != process || e.PID <= 0 || !slices.Equal(got, chains) {
 						t.Errorf("%s: got %+v, want %s and %v", what, e, process, chains)
@@ -78,18 +78,22 @@ func TestWatch(t *testing.T) {
 				t.Fatal(err)
 			}
 			asOther(t, program, "-t", "nat", "-D", "KUBE-SVC-A", "1")
-			expect("the removal of one rule", program, "nat/KUBE-SVC-A")
+			expect("the removal of one rule", program, "nat/KUBE-SVC-A +0 -1")
 			asOther(t, program, "-t", "nat", "-I", "KUBE-SVC-A", "-j", "RETURN")
-			expect("the insertion of one rule", program, "nat/KUBE-SVC-A")
+			expect("the insertion of one rule", program, "nat/KUBE-SVC-A +1 -0")
+			asOther(t, program, "-t", "nat", "-R", "KUBE-SVC-A", "1", "-j", "ACCEPT")
+			expect("the replacement of one rule", program, "nat/KUBE-SVC-A +1 -1")
+			asOther(t, program, "-t", "nat", "-R", "KUBE-SVC-A", "1", "-j", "ACCEPT")
+			expect("the replacement of one rule by itself", program, "nat/KUBE-SVC-A +1 -1 same")
 			asOther(t, program, "-t", "nat", "-F", "KUBE-SERVICES")
-			expect("the flush of one chain", program, "nat/KUBE-SERVICES")
+			expect("the flush of one chain", program, "nat/KUBE-SERVICES +0 -1")
 			asOther(t, other, "-t", "nat", "-N", "OF-THE-OTHER-FAMILY")
 			asOther(t, program, "-t", "nat", "-X", "KUBE-NEW")
-			expect("the removal of a chain", program, "nat/KUBE-NEW")
+			expect("the removal of a chain", program, "nat/KUBE-NEW +0 -0 gone")
 			asOther(t, "nft", "flush", "chain", nftFamily(fam), "filter", "KUBE-FORWARD")
-			expect("a change by nft itself", "nft", "filter/KUBE-FORWARD")
+			expect("a change by nft itself", "nft", "filter/KUBE-FORWARD +0 -1")
 			asOther(t, program, "-t", "nat", "-F")
-			expect("the flush of a table", program, "nat/KUBE-SVC-A", "nat/PREROUTING")
+			expect("the flush of a table", program, "nat/KUBE-SVC-A +0 -2", "nat/PREROUTING +0 -1")
 
 			stop()
 			if err := <-ended; err != nil {
@@ -106,6 +110,18 @@ func nftFamily(fam model.Family) string {
 	return "ip"
 }
 
+// describe returns such as "nat/KUBE-SVC-A +1 -1 same".
+func describe(c ChainEdit) string {
+	text := fmt.Sprintf("%s +%d -%d", c.ChainID, c.Added, c.Removed)
+	if c.Added > 0 && c.Balance == 0 {
+		text += " same"
+	}
+	if c.Gone {
+		text += " gone"
+	}
+	return text
+}
+
 // awaitWatch makes chains until one is noticed.
 func awaitWatch(t *testing.T, program string, edits <-chan Edit) {
 	t.Helper()
@@ -116,7 +132,7 @@ func awaitWatch(t *testing.T, program string, edits <-chan Edit) {
 			// What was made meanwhile is noticed as well.
 			asOther(t, program, "-t", "nat", "-N", "LAST")
 			for e := range edits {
-				if slices.Contains(e.Chains, ruleset.ChainID{Table: ruleset.NAT, Name: "LAST"}) {
+				if slices.ContainsFunc(e.Chains, func(c ChainEdit) bool { return c.Name == "LAST" }) {
 					return
 				}
 			}

@@ -3,7 +3,6 @@ package proxier
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -17,7 +16,7 @@ import (
 // Damage is what somebody else did to the tables.
 type Damage struct {
 	// Chains are those that may no longer hold what was written.
-	Chains []ruleset.ChainID
+	Chains map[ruleset.ChainID]Edit
 	// Jumps says that the built-in chains were touched, where the jump rules are.
 	Jumps bool
 	// By is who did it, empty if that is not known.
@@ -26,37 +25,43 @@ type Damage struct {
 	At time.Time
 }
 
+// IsNone reports whether there is nothing to repair.
+func (d Damage) IsNone() bool { return len(d.Chains) == 0 && !d.Jumps }
+
+// Add adds later damage to d. The oldest time and the last author remain.
+func (d *Damage) Add(later Damage) {
+	if d.Chains == nil {
+		d.Chains = map[ruleset.ChainID]Edit{}
+	}
+	for id, edit := range later.Chains {
+		d.Chains[id] = d.Chains[id].and(edit)
+	}
+	if d.At.IsZero() {
+		d.At = later.At
+	}
+	d.By = cmp.Or(later.By, d.By)
+	d.Jumps = d.Jumps || later.Jumps
+}
+
 // damage collects what was reported since the last sync.
 type damage struct {
-	mu     sync.Mutex
-	chains map[ruleset.ChainID]bool
-	last   Damage
+	mu  sync.Mutex
+	sum Damage
 }
 
 // report adds to what is to be repaired.
 func (d *damage) report(r Damage) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.chains == nil {
-		d.chains = map[ruleset.ChainID]bool{}
-	}
-	for _, id := range r.Chains {
-		d.chains[id] = true
-	}
-	if d.last.At.IsZero() {
-		d.last.At = r.At
-	}
-	d.last.By = cmp.Or(r.By, d.last.By)
-	d.last.Jumps = d.last.Jumps || r.Jumps
+	d.sum.Add(r)
 }
 
-// take returns what was reported, the oldest time and the last author.
+// take returns what was reported.
 func (d *damage) take() Damage {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	taken := d.last
-	taken.Chains = slices.Collect(maps.Keys(d.chains))
-	d.chains, d.last = nil, Damage{}
+	taken := d.sum
+	d.sum = Damage{}
 	return taken
 }
 
@@ -64,17 +69,26 @@ func (d *damage) take() Damage {
 // only those. It may be called by anybody, at any time.
 func (p *Proxier) Repair(d Damage) { p.damage.report(d) }
 
+// Repair is a chain that was written again, and why.
+type Repair struct {
+	ruleset.ChainID
+	Kind Kind
+}
+
+// String returns such as "nat/KUBE-SERVICES flushed".
+func (r Repair) String() string { return r.ChainID.String() + " " + string(r.Kind) }
+
 // doubtChains forgets what the damaged chains held. It returns those of them that are
 // to be written again, and the Service ports that have to be rendered for that. Chains
 // that this process never wrote are not its to repair.
-func (p *Proxier) doubtChains(ids []ruleset.ChainID) (known []ruleset.ChainID, names []model.ServicePortName) {
-	for _, id := range ids {
+func (p *Proxier) doubtChains(edits map[ruleset.ChainID]Edit) (known []Repair, names []model.ServicePortName) {
+	for id, edit := range edits {
 		last, written := p.ledger.last(id)
 		if !written {
 			continue
 		}
 		p.ledger.doubt(id)
-		known = append(known, id)
+		known = append(known, Repair{id, edit.kind(last.rules)})
 		if last.owner != nil {
 			names = append(names, last.owner.Name)
 		}
@@ -82,19 +96,20 @@ func (p *Proxier) doubtChains(ids []ruleset.ChainID) (known []ruleset.ChainID, n
 	if len(known) > 0 {
 		p.dispatcher.Refresh()
 	}
+	slices.SortFunc(known, func(a, b Repair) int { return a.ChainID.Compare(b.ChainID) })
 	return known, names
 }
 
 // logRepair says what was repaired, who had broken it and how long that lasted.
-func logRepair(ctx context.Context, d Damage, chains []ruleset.ChainID) {
-	if len(chains) == 0 {
+func logRepair(ctx context.Context, d Damage, repaired []Repair) {
+	if len(repaired) == 0 {
 		return
 	}
 	const shown = 5
-	var names []string
-	for _, id := range chains[:min(len(chains), shown)] {
-		names = append(names, id.String())
+	var first []string
+	for _, r := range repaired[:min(len(repaired), shown)] {
+		first = append(first, r.String())
 	}
 	klog.FromContext(ctx).Info("Repaired chains that another program had changed",
-		"by", d.By, "chains", len(chains), "first", names, "after", time.Since(d.At).Round(time.Millisecond))
+		"by", cmp.Or(d.By, "unknown"), "chains", len(repaired), "first", first, "after", time.Since(d.At).Round(time.Millisecond))
 }

@@ -1,6 +1,7 @@
 package proxier
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,20 +25,23 @@ func written(inputs []string) []string {
 }
 
 func TestRepairWritesOnlyWhatWasDamaged(t *testing.T) {
-	nat := func(name string) ruleset.ChainID { return ruleset.ChainID{Table: ruleset.NAT, Name: name} }
+	nat := func(name string, edit Edit) Damage {
+		return Damage{Chains: map[ruleset.ChainID]Edit{{Table: ruleset.NAT, Name: name}: edit}}
+	}
 	tests := []struct {
 		name   string
 		edit   string
 		damage Damage
-		want   int // chains written
+		want   Kind // of the one chain that is written, if any
 		outage bool
 	}{
-		{"a rule is removed from KUBE-SERVICES", "*nat\n-F KUBE-SERVICES\nCOMMIT\n", Damage{Chains: []ruleset.ChainID{nat("KUBE-SERVICES")}}, 1, true},
-		{"KUBE-MARK-MASQ is emptied", "*nat\n-F KUBE-MARK-MASQ\nCOMMIT\n", Damage{Chains: []ruleset.ChainID{nat("KUBE-MARK-MASQ")}}, 1, true},
-		{"a jump is removed", "*nat\n-F PREROUTING\nCOMMIT\n", Damage{Jumps: true}, 0, true},
-		{"a foreign rule is added beside the jumps", "*nat\n-A PREROUTING -j ACCEPT\nCOMMIT\n", Damage{Jumps: true}, 0, false},
-		{"nothing of ours", "*nat\n:OTHER - [0:0]\nCOMMIT\n", Damage{Chains: []ruleset.ChainID{nat("OTHER")}}, 0, false},
-		{"one that nobody wrote", "*nat\n:KUBE-SVC-OTHER - [0:0]\nCOMMIT\n", Damage{Chains: []ruleset.ChainID{nat("KUBE-SVC-OTHER")}}, 0, false},
+		{"KUBE-SERVICES is flushed", "*nat\n-F KUBE-SERVICES\nCOMMIT\n", nat("KUBE-SERVICES", Edit{Removed: 6}), Flushed, true},
+		{"KUBE-MARK-MASQ is flushed, nobody knows how", "*nat\n-F KUBE-MARK-MASQ\nCOMMIT\n", nat("KUBE-MARK-MASQ", Edit{}), Changed, true},
+		{"a rule is added", "*nat\n-A KUBE-MARK-MASQ -j ACCEPT\nCOMMIT\n", nat("KUBE-MARK-MASQ", Edit{Added: 1}), Inserted, true},
+		{"a jump is removed", "*nat\n-F PREROUTING\nCOMMIT\n", Damage{Jumps: true}, "", true},
+		{"a foreign rule is added beside the jumps", "*nat\n-A PREROUTING -j ACCEPT\nCOMMIT\n", Damage{Jumps: true}, "", false},
+		{"nothing of ours", "*nat\n:OTHER - [0:0]\nCOMMIT\n", nat("OTHER", Edit{Added: 1}), "", false},
+		{"one that nobody wrote", "*nat\n:KUBE-SVC-OTHER - [0:0]\nCOMMIT\n", nat("KUBE-SVC-OTHER", Edit{Added: 1}), "", false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -45,7 +49,7 @@ func TestRepairWritesOnlyWhatWasDamaged(t *testing.T) {
 			h.fill(5)
 			h.sync()
 			h.takeInputs()
-			want := h.ours()
+			before := h.ours()
 			if err := h.kernel.Write(tt.edit); err != nil {
 				t.Fatal(err)
 			}
@@ -57,14 +61,20 @@ func TestRepairWritesOnlyWhatWasDamaged(t *testing.T) {
 			if h.last.Full {
 				t.Error("everything was written")
 			}
-			if got := written(h.takeInputs()); len(got) != tt.want || len(h.last.Repaired) != tt.want {
-				t.Errorf("wrote %v and reported %v, want %d chains", got, h.last.Repaired, tt.want)
+			var want []Repair
+			for id := range tt.damage.Chains {
+				if tt.want != "" {
+					want = append(want, Repair{id, tt.want})
+				}
+			}
+			if got := written(h.takeInputs()); len(got) != len(want) || !slices.Equal(h.last.Repaired, want) {
+				t.Errorf("wrote %v and reported %v, want %v", got, h.last.Repaired, want)
 			}
 			if h.last.Outage != tt.outage {
 				t.Errorf("outage: got %v, want %v", h.last.Outage, tt.outage)
 			}
-			for id := range want {
-				if now, then := chainText(h.rules(), id), chainText(want, id); now != then {
+			for id := range before {
+				if now, then := chainText(h.rules(), id), chainText(before, id); now != then {
 					t.Errorf("%s says\n%swant\n%s", id, now, then)
 				}
 			}
@@ -82,10 +92,10 @@ func TestRepairAfterAFlush(t *testing.T) {
 	h := newHost(t)
 	h.fill(5)
 	h.sync()
-	var lost []ruleset.ChainID
+	lost := map[ruleset.ChainID]Edit{}
 	for id := range h.ours() {
 		if id.Table == ruleset.NAT {
-			lost = append(lost, id)
+			lost[id] = Edit{Gone: true}
 		}
 	}
 	h.kernel.Flush(ruleset.NAT)
@@ -103,4 +113,39 @@ func TestRepairAfterAFlush(t *testing.T) {
 		}
 	}
 	h.mustEqualFresh()
+}
+
+func TestEditKind(t *testing.T) {
+	tests := []struct {
+		name  string
+		edits []Edit // of a chain with three rules
+		want  Kind
+	}{
+		{"flushed", []Edit{{Removed: 3, Balance: 7}}, Flushed},
+		{"flushed rule by rule", []Edit{{Removed: 1}, {Removed: 2}}, Flushed},
+		{"one rule removed", []Edit{{Removed: 1}}, Removed},
+		{"two rules inserted", []Edit{{Added: 1}, {Added: 1}}, Inserted},
+		{"replaced at once", []Edit{{Added: 1, Removed: 1, Balance: 5}}, Replaced},
+		{"moved in two steps", []Edit{{Removed: 1, Balance: ^uint64(8)}, {Added: 1, Balance: 9}}, Reordered},
+		{"one removed and another added", []Edit{{Removed: 1, Balance: ^uint64(8)}, {Added: 1, Balance: 8}}, Replaced},
+		{"two removed and one added", []Edit{{Removed: 2}, {Added: 1}}, Changed},
+		{"flushed and deleted", []Edit{{Removed: 3}, {Gone: true}}, Deleted},
+		{"deleted and made again", []Edit{{Removed: 3, Gone: true}, {Added: 3}}, Deleted},
+		{"not known", []Edit{{}}, Changed},
+		{"as many rules in a later look", []Edit{editOf(3, 3)}, Replaced},
+		{"fewer", []Edit{editOf(3, 2)}, Removed},
+		{"none", []Edit{editOf(3, 0)}, Flushed},
+		{"more", []Edit{editOf(3, 4)}, Inserted},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var sum Edit
+			for _, edit := range tt.edits {
+				sum = sum.and(edit)
+			}
+			if got := sum.kind(3); got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+		})
+	}
 }

@@ -48,3 +48,10 @@ func (d *doubt) settle() (trigger Trigger, detail string) {
 	}
 	return trigger, detail
 }
+
+// isRaised reports whether there is a doubt.
+func (d *doubt) isRaised() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.trigger != ""
+}

@@ -11,6 +11,8 @@ type record struct {
 	rules int
 	// owner is the unit that the chain belongs to, nil for one of no Service.
 	owner *unit
+	// seen is what was last seen of the chain since it was written, 0 for nothing.
+	seen uint64
 }
 
 // ledger is what the kernel holds of ours, as far as this process wrote it.
@@ -36,9 +38,20 @@ func (l *ledger) last(id ruleset.ChainID) (record, bool) {
 func (l *ledger) note(chain ruleset.Chain, owner *unit) bool {
 	now := record{hash: chain.Hash(), rules: len(chain.Rules), owner: owner}
 	last, known := l.last(chain.ChainID)
+	same := known && last.hash == now.hash && last.rules == now.rules
+	if same {
+		now.seen = last.seen
+	}
 	l.chains[chain.Table][chain.Name] = now
 	l.rules[chain.Table] += now.rules - last.rules
-	return !known || last.hash != now.hash || last.rules != now.rules
+	return !same
+}
+
+// see remembers what was seen of a chain.
+func (l *ledger) see(id ruleset.ChainID, seen uint64) {
+	last := l.chains[id.Table][id.Name]
+	last.seen = seen
+	l.chains[id.Table][id.Name] = last
 }
 
 // claim remembers that a chain is in the kernel that is ours and that nobody knows

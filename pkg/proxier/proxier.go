@@ -7,6 +7,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -54,7 +55,7 @@ type Result struct {
 	Duration time.Duration
 	// Repaired are the chains that were written again because somebody else had touched
 	// them, in a sync that is not full.
-	Repaired []ruleset.ChainID
+	Repaired []Repair
 	// Outage says that packets did not meet all of the rules for a time, or may not
 	// have: in a full sync, and where chains or jump rules had been taken away.
 	// Connections that began then may not lead where they should.
@@ -77,12 +78,13 @@ type Result struct {
 	Refusals []Refusal
 }
 
-// Proxier keeps the rules of one family. Its methods other than ForceFull and Repair
-// are for one goroutine.
+// Proxier keeps the rules of one family. Sync is for one goroutine, and what inspects the
+// kernel for another one; ForceFull and Repair are for anybody.
 type Proxier struct {
 	family   model.Family
 	tracker  Tracker
 	kernel   Kernel
+	counted  *countedKernel
 	settings Settings
 	options  func(model.NodeFacts) (render.Options, error)
 	observer Observer
@@ -102,6 +104,13 @@ type Proxier struct {
 	quarantine map[model.ServicePortName]*Refusal
 	// unsynced are the changes since the last sync that succeeded.
 	unsynced tracker.Changes
+
+	// mu is held by a sync, and while the ledger is compared with the kernel.
+	mu sync.Mutex
+	// rows is what was learned of chains by looking at them, and pass counts the looks at
+	// whole tables.
+	rows rows
+	pass uint64
 }
 
 // Settings are what a proxier keeps to.
@@ -117,10 +126,12 @@ type Settings struct {
 // this moment.
 func New(family model.Family, source Tracker, kernel Kernel, settings Settings,
 	options func(model.NodeFacts) (render.Options, error), observer Observer) *Proxier {
+	counted := &countedKernel{Kernel: kernel}
 	p := &Proxier{
 		family:   family,
 		tracker:  source,
-		kernel:   kernel,
+		kernel:   counted,
+		counted:  counted,
 		settings: settings,
 		options:  options,
 		observer: observer,
@@ -141,11 +152,13 @@ func (p *Proxier) ForceFull(reason string) { p.doubt.raise(Touched, reason) }
 // Sync brings the kernel in line with the cluster. A sync that fails loses nothing:
 // the next one writes everything anew.
 func (p *Proxier) Sync(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	start := time.Now()
 	trigger, detail := p.doubt.settle()
 	full := trigger != Change
 	damage := p.damage.take()
-	var repaired []ruleset.ChainID
+	var repaired []Repair
 	var damaged []model.ServicePortName
 	if !full {
 		repaired, damaged = p.doubtChains(damage.Chains)

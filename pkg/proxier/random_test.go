@@ -212,7 +212,7 @@ func (c *cluster) damageChain() {
 	}
 	id := ours[c.IntN(len(ours))]
 	c.write(fmt.Sprintf("*%s\n-F %s\nCOMMIT\n", id.Table, id.Name))
-	c.proxier.Repair(Damage{Chains: []ruleset.ChainID{id}, By: "a test"})
+	c.proxier.Repair(Damage{Chains: map[ruleset.ChainID]Edit{id: {}}, By: "a test"})
 }
 
 // removeJump removes one of our jump rules, and has it reported.

@@ -1,0 +1,220 @@
+package proxier
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/miniproxy/miniproxy/pkg/iptables"
+	"github.com/miniproxy/miniproxy/pkg/render"
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
+)
+
+// ErrUnsettled says that the kernel could not be compared with what was written, because
+// rules were being written meanwhile, or everything is about to be.
+var ErrUnsettled = errors.New("the rules are being written")
+
+// ChainReader looks at single chains, as the nft backend allows it.
+type ChainReader interface {
+	Chain(ctx context.Context, id ruleset.ChainID) (iptables.ChainState, error)
+}
+
+// TableReader reads whole tables, which is all that the legacy backend allows.
+type TableReader interface {
+	ReadChains(ctx context.Context, table ruleset.Table, wanted func(ruleset.ChainID) bool, each func(ruleset.Chain) error) error
+}
+
+// Syncs wait for a look at chains, so that it pauses after each turn, for as long.
+const turn = 5 * time.Millisecond
+
+// InspectChains looks at all chains that were written, one by one, and returns those
+// that somebody else has changed. The first look at a chain after it was written can only
+// tell by the number of the rules and by whether they were made in a row; later ones see
+// any change.
+func (p *Proxier) InspectChains(ctx context.Context, look ChainReader) (Damage, error) {
+	found := Damage{Chains: map[ruleset.ChainID]Edit{}, At: time.Now()}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ledger, began := p.ledger, time.Now()
+	for table, chains := range ledger.chains {
+		for name := range chains {
+			if time.Since(began) > turn {
+				p.mu.Unlock()
+				alive := sleep(ctx, turn)
+				p.mu.Lock()
+				if !alive {
+					return Damage{}, ctx.Err()
+				}
+				began = time.Now()
+			}
+			if p.ledger != ledger || p.doubt.isRaised() {
+				return Damage{}, ErrUnsettled
+			}
+			id := ruleset.ChainID{Table: table, Name: name}
+			edit, damaged, err := p.inspectChain(ctx, look, id)
+			if err != nil {
+				return Damage{}, err
+			}
+			if damaged {
+				found.Chains[id] = edit
+			}
+		}
+	}
+	return found, nil
+}
+
+// inspectChain looks at one chain, and remembers what it saw if that is the first look.
+func (p *Proxier) inspectChain(ctx context.Context, look ChainReader, id ruleset.ChainID) (edit Edit, damaged bool, err error) {
+	last, known := p.ledger.last(id)
+	if !known || last.hash == 0 { // removed meanwhile, or not known what it should hold
+		return Edit{}, false, nil
+	}
+	now, err := look.Chain(ctx, id)
+	switch {
+	case err != nil:
+		return Edit{}, false, err
+	case !now.Exists:
+		return Edit{Gone: true}, true, nil
+	case now.Rules != last.rules || last.seen != 0 && last.seen != now.Hash:
+		return editOf(last.rules, now.Rules), true, nil
+	case last.seen == 0 && !p.rows.isPlausible(now.InARow):
+		return editOf(last.rules, now.Rules), true, nil
+	}
+	p.ledger.see(id, now.Hash)
+	return Edit{}, false, nil
+}
+
+// rows counts chains by whether their rules were found to be made in a row when they
+// were first looked at. One transaction makes them so, with the programs and kernels that
+// were tried; where it is not so it means nothing.
+type rows struct {
+	inARow, scattered int
+}
+
+// isPlausible takes a chain into account, and reports whether it looks as one does that
+// nobody has touched.
+func (r *rows) isPlausible(inARow bool) bool {
+	if inARow {
+		r.inARow++
+		return true
+	}
+	r.scattered++
+	return r.scattered > r.inARow
+}
+
+// InspectTable reads a table and returns what somebody else has changed of what was
+// written to it, and whether jump rules are not where they should be.
+func (p *Proxier) InspectTable(ctx context.Context, read TableReader, table ruleset.Table) (Damage, error) {
+	i, settled := p.beginInspection(table)
+	if !settled {
+		return Damage{}, ErrUnsettled
+	}
+	wanted := func(id ruleset.ChainID) bool { return render.Owns(id) || render.Shares(id) || render.IsHooked(id) }
+	if err := read.ReadChains(ctx, table, wanted, i.see); err != nil {
+		return Damage{}, err
+	}
+	return i.found, i.end()
+}
+
+// inspection is a look at a whole table. A sync that writes meanwhile makes it worthless.
+type inspection struct {
+	p      *Proxier
+	table  ruleset.Table
+	writes uint64
+	// pass marks the chains that were seen.
+	pass  uint64
+	found Damage
+}
+
+func (p *Proxier) beginInspection(table ruleset.Table) (*inspection, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pass++
+	i := &inspection{p: p, table: table, writes: p.counted.writes, pass: p.pass}
+	i.found = Damage{Chains: map[ruleset.ChainID]Edit{}, At: time.Now()}
+	return i, !p.doubt.isRaised()
+}
+
+// see takes a chain into account.
+func (i *inspection) see(chain ruleset.Chain) error {
+	if render.IsHooked(chain.ChainID) {
+		i.found.Jumps = i.found.Jumps || !iptables.JumpsInPlace(render.Hooks(), chain)
+		return nil
+	}
+	i.p.mu.Lock()
+	defer i.p.mu.Unlock()
+	if !i.isCurrent() {
+		return ErrUnsettled
+	}
+	last, known := i.p.ledger.last(chain.ChainID)
+	if !known {
+		return nil
+	}
+	i.p.ledger.see(chain.ChainID, i.pass)
+	if last.hash != 0 && last.hash != chain.Hash() {
+		i.found.Chains[chain.ChainID] = editOf(last.rules, len(chain.Rules))
+	}
+	return nil
+}
+
+// end adds the chains that are missing.
+func (i *inspection) end() error {
+	i.p.mu.Lock()
+	defer i.p.mu.Unlock()
+	if !i.isCurrent() {
+		return ErrUnsettled
+	}
+	for name, last := range i.p.ledger.chains[i.table] {
+		if last.hash != 0 && last.seen != i.pass {
+			i.found.Chains[ruleset.ChainID{Table: i.table, Name: name}] = Edit{Gone: true}
+		}
+	}
+	return nil
+}
+
+func (i *inspection) isCurrent() bool {
+	return i.p.counted.writes == i.writes && !i.p.doubt.isRaised()
+}
+
+// Written is what a table should hold of what was written, as a number of entries by
+// which the legacy backend counts, and how often anything was written: together with
+// the kernel's own count they tell whether somebody else has written. It is false if
+// that cannot be said now because a sync is under way, or has to write everything.
+func (p *Proxier) Written(table ruleset.Table) (entries int, writes uint64, settled bool) {
+	if !p.mu.TryLock() {
+		return 0, 0, false
+	}
+	defer p.mu.Unlock()
+	// A chain has its name and its end for entries beside its rules.
+	return p.ledger.rules[table] + 2*len(p.ledger.chains[table]), p.counted.writes, !p.doubt.isRaised()
+}
+
+// countedKernel counts what was written.
+type countedKernel struct {
+	Kernel
+	writes uint64
+}
+
+// Restore implements Kernel.
+func (k *countedKernel) Restore(ctx context.Context, input []byte) error {
+	k.writes++
+	return k.Kernel.Restore(ctx, input)
+}
+
+// EnsureChain implements Kernel.
+func (k *countedKernel) EnsureChain(ctx context.Context, id ruleset.ChainID) (created bool, err error) {
+	created, err = k.Kernel.EnsureChain(ctx, id)
+	if created || err != nil {
+		k.writes++
+	}
+	return created, err
+}
+
+// EnsureJumps implements Kernel.
+func (k *countedKernel) EnsureJumps(ctx context.Context, hooks []ruleset.Hook) ([]iptables.Change, error) {
+	changes, err := k.Kernel.EnsureJumps(ctx, hooks)
+	if len(changes) > 0 || err != nil {
+		k.writes++
+	}
+	return changes, err
+}
