@@ -103,13 +103,17 @@ func (d *diffOptions) compare(ctx context.Context, args []string, std streams) (
 	if err != nil {
 		return nil, err
 	}
-	host, err := hostAsFound()
-	if err != nil {
-		return nil, err
-	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	see, err := lookAtCluster(ctx, c, d.files)
+	if err != nil {
+		return nil, err
+	}
+	first, err := see()
+	if err != nil {
+		return nil, err
+	}
+	abilities, err := lookAtHost(ctx, kernels, first.hasSCTP())
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +125,7 @@ func (d *diffOptions) compare(ctx context.Context, args []string, std streams) (
 		if err := cluster.hasWhatItNeeds(); err != nil {
 			return nil, err
 		}
-		return d.compareAll(ctx, cluster, kernels, host)
+		return d.compareAll(ctx, cluster, abilities)
 	})
 	if err == nil && !steady {
 		fmt.Fprintf(std.err, "miniproxy: every one of %d looks showed something else: an agent is writing, or the cluster changes; this is the last one\n", diffLooks)

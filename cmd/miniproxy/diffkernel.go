@@ -10,7 +10,6 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/canary"
 	"github.com/miniproxy/miniproxy/pkg/iptables"
 	"github.com/miniproxy/miniproxy/pkg/model"
-	"github.com/miniproxy/miniproxy/pkg/proxier"
 	"github.com/miniproxy/miniproxy/pkg/render"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 	"github.com/miniproxy/miniproxy/pkg/sysctl"
@@ -62,10 +61,10 @@ func supportedUntouched(ctx context.Context, kernel *iptables.Runner) error {
 }
 
 // compareAll compares each family, and looks for what was left in the other backend.
-func (o *options) compareAll(ctx context.Context, cluster *view, kernels []*iptables.Runner, host proxier.Host) ([]familyDiff, error) {
-	var found []familyDiff
-	for _, kernel := range kernels {
-		want, err := o.want(cluster, kernel, host)
+func (o *options) compareAll(ctx context.Context, cluster *view, found abilities) ([]familyDiff, error) {
+	var diffs []familyDiff
+	for _, kernel := range found.kernels {
+		want, err := o.want(cluster, kernel.Family(), found)
 		if err != nil {
 			return nil, err
 		}
@@ -73,14 +72,13 @@ func (o *options) compareAll(ctx context.Context, cluster *view, kernels []*ipta
 		if err != nil {
 			return nil, err
 		}
-		found = append(found, familyDiff{kernel.Family(), kernel.Backend(), differences})
 		left, err := leftovers(ctx, kernel.Family(), otherBackend(kernel.Backend()))
 		if err != nil {
 			return nil, err
 		}
-		found = append(found, left)
+		diffs = append(diffs, familyDiff{kernel.Family(), kernel.Backend(), differences}, left)
 	}
-	return found, nil
+	return diffs, nil
 }
 
 // leftovers are the chains of ours in the backend that is not in use. Packets pass
@@ -96,16 +94,18 @@ func leftovers(ctx context.Context, family model.Family, backend iptables.Backen
 	return left, err
 }
 
-// want is what a kernel should hold of one family, with the options with which the
+// want is what the kernel should hold of one family, with the options with which the
 // agent renders.
-func (o *options) want(cluster *view, kernel *iptables.Runner, host proxier.Host) (audit.Want, error) {
-	snapshot := cluster.snapshot(kernel.Family())
-	var err error
-	if host.Addresses, err = hostAddresses(); err != nil {
+func (o *options) want(cluster *view, family model.Family, found abilities) (audit.Want, error) {
+	addresses, err := hostAddresses()
+	if err != nil {
 		return audit.Want{}, err
 	}
-	host.RandomFully = true
-	opts := o.rendering(cluster.config, kernel.Family(), snapshot.Node, host)
+	can := found.can[family]
+	host := can.host(found.host)
+	host.Addresses = addresses
+	snapshot := cluster.snapshot(family)
+	opts := o.rendering(cluster.config, family, snapshot.Node, host).Without(can.lacks(), addresses)
 	if opts.NodePorts.Loopback {
 		// Where the agent may not set this, node ports do not answer on 127.0.0.1.
 		if opts.NodePorts.Loopback, err = sysctl.New().RouteLocalnet(); err != nil {
@@ -116,7 +116,7 @@ func (o *options) want(cluster *view, kernel *iptables.Runner, host proxier.Host
 	return audit.Want{
 		Chains:   chains,
 		Canaries: canary.All(),
-		Hooks:    render.Hooks(),
+		Hooks:    can.lacks().Hooks(),
 		Owns:     render.Owns,
 		Shared:   render.SharedChains(),
 	}, nil

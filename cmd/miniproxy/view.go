@@ -88,6 +88,18 @@ func (v *view) snapshot(family model.Family) model.Snapshot {
 	return snapshot
 }
 
+// hasSCTP reports whether a Service has a port of SCTP.
+func (v *view) hasSCTP() bool {
+	for _, family := range model.Families {
+		for name := range v.snapshot(family).Services {
+			if name.Protocol == model.SCTP {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // hasWhatItNeeds says what the agent would wait for before it writes any rule.
 func (v *view) hasWhatItNeeds() error {
 	v.mu.Lock()
