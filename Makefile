@@ -9,6 +9,8 @@ SHELL := bash
 GO ?= go
 IMAGE ?= miniproxy:dev
 FUZZTIME ?= 10s
+# The Go vulnerability database; file:///DIR for a copy of it.
+VULNDB ?= https://vuln.go.dev
 # What test results are written to, for check to add up.
 RESULTS ?= bin/results
 
@@ -93,6 +95,10 @@ kind-test: bin/tally ## hack/kind-config.yaml and the kind scripts, judged by ki
 .PHONY: lint
 lint: bin/staticcheck ## gofmt, vet, staticcheck, errorlint, shellcheck
 	GO='$(GO)' hack/lint.sh
+
+.PHONY: vulncheck
+vulncheck: bin/staticcheck ## known vulnerabilities that the code can reach; needs vuln.go.dev
+	bin/govulncheck -db $(VULNDB) ./...
 
 .PHONY: image
 image: ## build the container image IMAGE (miniproxy:dev); needs Docker
