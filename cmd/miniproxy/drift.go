@@ -38,20 +38,20 @@ type drift struct {
 }
 
 // How often the rules are looked at. On nft the kernel tells of changes as they happen,
-// and a look is for what it may have failed to tell: once in a minute, and less often
-// where a look takes longer than a hundredth of that. On legacy a glance is a system call
-// for each table, and how long it takes to see a change.
+// and a look is for what it may have failed to tell. On legacy a glance is a system call
+// for each table, and its interval is how long it takes to see a change.
 const (
 	glanceNFT    = 10 * time.Second
 	glanceLegacy = time.Second
-	lookPeriod   = time.Minute
 )
 
 func newDrift(f *familyAgent) *drift {
 	d := &drift{family: f, told: map[string]time.Time{}}
 	d.pacer = canary.NewPacer(d.repair, d.reportFight)
+	// Half as often as the canaries and the jump rules, which cost less and tell of more.
+	lookPeriod := 2 * f.config.SyncPeriod
 	if f.kernel.Backend() == iptables.NFT {
-		d.patrol = canary.NewPatrol(&nftInspector{drift: d}, glanceNFT, lookPeriod)
+		d.patrol = canary.NewPatrol(&nftInspector{drift: d}, min(glanceNFT, lookPeriod), lookPeriod)
 	} else {
 		d.patrol = canary.NewPatrol(&legacyInspector{drift: d}, glanceLegacy, lookPeriod)
 	}
@@ -153,6 +153,13 @@ func (d *drift) synced(r proxier.Result) {
 
 // tick keeps the metric of the wait true.
 func (d *drift) tick() { d.family.metrics.RepairWait(d.family.family, d.pacer.Wait()) }
+
+// looked takes note of a look at the rules that got to its end.
+func (d *drift) looked(ctx context.Context, start time.Time) {
+	took := time.Since(start)
+	d.family.metrics.Inspected(d.family.family, took)
+	klog.FromContext(ctx).V(2).Info("Compared the rules in the kernel with what was written", "elapsed", took)
+}
 
 // tellAgain is how long to wait before the same event is written once more.
 const tellAgain = 10 * time.Minute

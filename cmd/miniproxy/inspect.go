@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/miniproxy/miniproxy/pkg/canary"
 	"github.com/miniproxy/miniproxy/pkg/iptables"
@@ -36,6 +37,7 @@ func (n *nftInspector) Glance(context.Context) (canary.Verdict, error) {
 
 // Look implements canary.Inspector.
 func (n *nftInspector) Look(ctx context.Context, _ bool) (complete bool, err error) {
+	start := time.Now()
 	look, err := n.drift.family.kernel.LookNFT()
 	if err != nil {
 		return false, err
@@ -57,6 +59,7 @@ func (n *nftInspector) Look(ctx context.Context, _ bool) (complete bool, err err
 	}
 	n.drift.damaged(found)
 	n.clean, n.known = before, true
+	n.drift.looked(ctx, start)
 	return true, nil
 }
 
@@ -145,7 +148,7 @@ func (l *legacyInspector) setMark(table ruleset.Table, m mark) {
 
 // Look implements canary.Inspector.
 func (l *legacyInspector) Look(ctx context.Context, everything bool) (complete bool, err error) {
-	tables := l.moved
+	start, tables := time.Now(), l.moved
 	if everything {
 		tables = inspected[:]
 	}
@@ -161,5 +164,6 @@ func (l *legacyInspector) Look(ctx context.Context, everything bool) (complete b
 		l.drift.damaged(found)
 		l.setMark(table, now)
 	}
+	l.drift.looked(ctx, start)
 	return true, nil
 }

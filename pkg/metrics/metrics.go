@@ -65,6 +65,8 @@ type Metrics struct {
 	capability             *k8smetrics.GaugeVec
 	canaryRepairs          *k8smetrics.CounterVec
 	repairsDelayed         *k8smetrics.CounterVec
+	inspections            *k8smetrics.CounterVec
+	inspectionSeconds      *k8smetrics.CounterVec
 	repairWait             *k8smetrics.GaugeVec
 
 	healthz *k8smetrics.CounterVec
@@ -86,6 +88,7 @@ func New(reg Registerer, families ...model.Family) *Metrics {
 		m.syncDuration, m.fullSyncDuration, m.partialSyncDuration, m.programming, m.lastSync, m.lastQueued, m.syncs,
 		m.serviceChanges, m.servicesPending, m.endpointChanges, m.endpointsPending,
 		m.rules, m.rulesWritten, m.restoreFailures, m.partialRestoreFailures, m.noLocalEndpoints, m.refused, m.capability, m.canaryRepairs,
+		m.repairsDelayed, m.repairWait, m.inspections, m.inspectionSeconds,
 		m.healthz, m.livez, m.conntrackDuration, m.conntrackDeleted, m.failedOver,
 	)
 	for _, fam := range families {
@@ -204,6 +207,13 @@ func (m *Metrics) CanaryRepaired(fam model.Family, table, reason string) {
 // and again.
 func (m *Metrics) RepairDelayed(fam model.Family) {
 	m.repairsDelayed.WithLabelValues(fam.String()).Inc()
+}
+
+// Inspected records that what the kernel holds of the family was compared with what was
+// written, and how long that took.
+func (m *Metrics) Inspected(fam model.Family, took time.Duration) {
+	m.inspections.WithLabelValues(fam.String()).Inc()
+	m.inspectionSeconds.WithLabelValues(fam.String()).Add(took.Seconds())
 }
 
 // RepairWait says how long a repair would be put off now, 0 unless somebody undoes

@@ -79,6 +79,9 @@ func TestValues(t *testing.T) {
 	m.NoLocalEndpoints(model.IPv4, Internal, 2)
 	m.NoLocalEndpoints(model.IPv4, External, 3)
 	m.CanaryRepaired(model.IPv4, "nat", "flushed")
+	m.RepairDelayed(model.IPv4)
+	m.RepairWait(model.IPv4, 4*time.Second)
+	m.Inspected(model.IPv4, 1500*time.Millisecond)
 	m.Healthz(200)
 	m.Livez(503)
 	m.ConntrackReconciled(model.IPv4, 4, time.Millisecond)
@@ -114,6 +117,10 @@ kubeproxy_sync_proxy_rules_service_changes_pending 3
 kubeproxy_sync_proxy_rules_service_changes_total 1
 miniproxy_canary_repairs_total{ip_family="IPv4",reason="flushed",table="nat"} 1
 miniproxy_connections_failed_over_total{ip_family="IPv6"} 6
+miniproxy_inspection_seconds_total{ip_family="IPv4"} 1.5
+miniproxy_inspections_total{ip_family="IPv4"} 1
+miniproxy_repair_wait_seconds{ip_family="IPv4"} 4
+miniproxy_repairs_delayed_total{ip_family="IPv4"} 1
 miniproxy_syncs_total{ip_family="IPv4",trigger="change"} 1
 miniproxy_syncs_total{ip_family="IPv4",trigger="start"} 1
 `

@@ -54,6 +54,10 @@ func declare() *Metrics {
 			"Tables repaired because another program had changed them", "ip_family", "table", "reason"),
 		repairsDelayed: counter(miniproxy, "repairs_delayed_total",
 			"Repairs put off because another program undoes them again and again", "ip_family"),
+		inspections: counter(miniproxy, "inspections_total",
+			"Comparisons of the rules in the kernel with what was written", "ip_family"),
+		inspectionSeconds: counter(miniproxy, "inspection_seconds_total",
+			"How long comparing the rules in the kernel with what was written took in all", "ip_family"),
 		repairWait: gauge(miniproxy, "repair_wait_seconds",
 			"How long a repair is put off now because another program undoes them again and again", "ip_family"),
 
