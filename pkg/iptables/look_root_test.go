@@ -95,8 +95,12 @@ func TestNFTLook(t *testing.T) {
 				t.Errorf("%v: one transaction wrote %+v, want three rules in a row", fam, before)
 			}
 			sendPacket(t, fam)
+			if look, err = r.LookNFT(); err != nil {
+				t.Fatal(err)
+			}
+			defer look.Close()
 			if again := state(ruleset.NAT, "KUBE-SVC-A"); again != before || generation() != then {
-				t.Errorf("%v: by a packet and a look %+v became %+v", fam, before, again)
+				t.Errorf("%v: by a packet and another look %+v became %+v", fam, before, again)
 			}
 			asOther(t, r.seams.Tables, append([]string{"-t", "nat"}, strings.Fields(edit.args)...)...)
 			if after := state(ruleset.NAT, "KUBE-SVC-A"); after.Hash == before.Hash {

@@ -27,7 +27,7 @@ func (r *Runner) LookNFT() (*NFTLook, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look at the %v nft tables: %w", r.family, withoutNFT(err))
 	}
-	return &NFTLook{family: r.family, conn: conn, hasher: newRuleHasher()}, nil
+	return &NFTLook{family: r.family, conn: conn, hasher: newRuleHasher(r.seed)}, nil
 }
 
 // Close closes the connection.
@@ -60,8 +60,8 @@ type ChainState struct {
 	// chain are that one transaction wrote: the kernel counts up in each table, and a
 	// rule keeps its number, also when it is replaced.
 	InARow bool
-	// Hash changes with any change of the rules and of their order. It means nothing to
-	// another process.
+	// Hash changes with any change of the rules and of their order. It is to be compared
+	// with those that the same Runner's looks tell.
 	Hash uint64
 }
 

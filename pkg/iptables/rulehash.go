@@ -9,13 +9,17 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/nfnetlink"
 )
 
-// ruleHasher tells nft rules apart by what the kernel says of them. Its hashes are
-// good within one process. It is not for concurrent use.
+// ruleHasher tells nft rules apart by what the kernel says of them. Only hashes of one
+// seed can be compared. It is not for concurrent use.
 type ruleHasher struct {
 	hash maphash.Hash
 }
 
-func newRuleHasher() *ruleHasher { return &ruleHasher{} }
+func newRuleHasher(seed maphash.Seed) *ruleHasher {
+	h := &ruleHasher{}
+	h.hash.SetSeed(seed)
+	return h
+}
 
 // rule returns a rule's handle, and a hash of what it says and does.
 func (h *ruleHasher) rule(attributes []byte) (handle, content uint64) {

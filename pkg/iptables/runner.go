@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"os/exec"
 	"slices"
@@ -68,6 +69,7 @@ type Runner struct {
 	backend Backend
 	seams   Seams
 	own     *ownWrites
+	seed    maphash.Seed // of the hashes of rules
 }
 
 // New returns a Runner that works with the programs in PATH. It touches no table.
@@ -86,7 +88,7 @@ func New(ctx context.Context, fam model.Family, backend Backend) (*Runner, error
 
 // NewWith returns a Runner that stands on the given seams.
 func NewWith(fam model.Family, backend Backend, seams Seams) *Runner {
-	r := &Runner{family: fam, backend: backend, seams: seams, own: &ownWrites{}}
+	r := &Runner{family: fam, backend: backend, seams: seams, own: &ownWrites{}, seed: maphash.MakeSeed()}
 	r.seams.Chains = notedChains{Chains: seams.Chains, own: r.own, program: seams.Tables}
 	return r
 }

@@ -59,7 +59,7 @@ func (r *Runner) Watch(ctx context.Context, each func(Edit)) error {
 	}
 	defer socket.Close()
 	defer context.AfterFunc(ctx, func() { socket.Close() })()
-	collected := newTransaction(r.family)
+	collected := newTransaction(r.family, newRuleHasher(r.seed))
 	buffer := make([]byte, 1<<16)
 	for {
 		n, err := socket.Read(buffer)
@@ -121,8 +121,8 @@ type transaction struct {
 	hasher *ruleHasher
 }
 
-func newTransaction(family model.Family) *transaction {
-	return &transaction{family: family, chains: map[ruleset.ChainID]*ChainEdit{}, hasher: newRuleHasher()}
+func newTransaction(family model.Family, hasher *ruleHasher) *transaction {
+	return &transaction{family: family, chains: map[ruleset.ChainID]*ChainEdit{}, hasher: hasher}
 }
 
 // add takes in a notification, and returns the transaction when it is complete.

@@ -51,6 +51,10 @@ kubeproxy_sync_proxy_rules_service_changes_pending 0
 kubeproxy_sync_proxy_rules_service_changes_total 0
 miniproxy_connections_failed_over_total{ip_family="IPv4"} 0
 miniproxy_connections_failed_over_total{ip_family="IPv6"} 0
+miniproxy_repair_wait_seconds{ip_family="IPv4"} 0
+miniproxy_repair_wait_seconds{ip_family="IPv6"} 0
+miniproxy_repairs_delayed_total{ip_family="IPv4"} 0
+miniproxy_repairs_delayed_total{ip_family="IPv6"} 0
 `
 	if got := samples(scrape(t, reg)); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
