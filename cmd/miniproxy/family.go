@@ -185,6 +185,9 @@ func hostAddresses() ([]netip.Addr, error) {
 // Synced implements proxier.Observer.
 func (f *familyAgent) Synced(ctx context.Context, r proxier.Result) {
 	f.record(r)
+	if r.Full {
+		returnMemory()
+	}
 	if r.Err != nil {
 		f.health.Failed(f.family)
 		return

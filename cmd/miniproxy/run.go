@@ -37,6 +37,7 @@ func runAgent(ctx context.Context, args []string, io streams) error {
 		return usageError{err}
 	}
 	defer logs.FlushLogs()
+	saveMemory()
 	if c.InitOnly {
 		return untilDone(ctx, o.initOnly(ctx, c))
 	}

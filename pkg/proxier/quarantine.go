@@ -1,6 +1,7 @@
 package proxier
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"maps"
@@ -159,8 +160,8 @@ func (p *Proxier) try(ctx context.Context, snapshot model.Snapshot, opts render.
 		b.Write(ruleset.Chain{ChainID: id, Rules: rules})
 		remove.Delete(id)
 	}
-	err := p.kernel.Restore(ctx, b.Append(nil))
-	return errors.Join(err, p.kernel.Restore(ctx, remove.Append(nil)))
+	err := p.kernel.Restore(ctx, bytes.Join(b.Take(), nil))
+	return errors.Join(err, p.kernel.Restore(ctx, bytes.Join(remove.Take(), nil)))
 }
 
 // release tries Service ports again that were refused, if it is time for that or if

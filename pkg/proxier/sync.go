@@ -26,6 +26,7 @@ func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.
 	if full || !opts.Equal(p.opts) {
 		dirty = merge(dirty, slices.Collect(maps.Keys(snapshot.Services)))
 		p.setOptions(opts)
+		w.expect(countChains(snapshot))
 	}
 
 	for _, chain := range render.Fixed(opts) {
@@ -51,6 +52,15 @@ func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.
 		return dirty, nil
 	}
 	return dirty, p.sweep(ctx, w)
+}
+
+// countChains says about how many chains a snapshot makes.
+func countChains(snapshot model.Snapshot) int {
+	n := len(snapshot.Services)
+	for _, endpoints := range snapshot.Endpoints {
+		n += len(endpoints)
+	}
+	return n
 }
 
 // writeUnits writes the chains of the given Service ports. It returns the chains

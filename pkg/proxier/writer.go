@@ -1,6 +1,7 @@
 package proxier
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math"
@@ -31,7 +32,6 @@ type writer struct {
 	// comes first: a packet that is no longer to be refused may pass unrewritten for a
 	// moment, but none is rewritten towards an endpoint that is no longer there.
 	builder *ruleset.Builder
-	buffer  []byte
 
 	// For the report: how many rules were written in all, and whether jump rules were
 	// missing.
@@ -47,6 +47,15 @@ func newWriter(kernel Kernel, chunk int, ledger *ledger) *writer {
 		builder: ruleset.NewBuilder(ruleset.Filter, ruleset.NAT),
 		rules:   map[ruleset.Table]int{},
 	}
+}
+
+// textPerChain is how long a chain is as text, in bytes: 420 on average, in a cluster
+// whose names are of the usual length.
+const textPerChain = 512
+
+// expect says how many chains may be added, most of them in table nat.
+func (w *writer) expect(chains int) {
+	w.builder.Grow(ruleset.NAT, textPerChain*min(chains, w.chunk))
 }
 
 // write adds a chain if it differs from what the kernel holds. Owner is the unit that
@@ -86,14 +95,31 @@ func (w *writer) flush(ctx context.Context) error {
 	if err := ctx.Err(); err != nil || w.builder.Len() == 0 {
 		return err
 	}
-	w.buffer = w.builder.Append(w.buffer[:0])
-	w.builder.Reset()
 	ctx, done := outlive(ctx, lastWords)
 	defer done()
-	if err := w.kernel.Restore(ctx, w.buffer); err != nil {
-		return fmt.Errorf("write the rules: %w", err)
+	for _, input := range inputs(w.builder) {
+		if err := w.kernel.Restore(ctx, input); err != nil {
+			return fmt.Errorf("write the rules: %w", err)
+		}
 	}
 	return nil
+}
+
+// maxJoined is how much text is put together for one program, in bytes. To copy more
+// takes more memory than another program takes time.
+const maxJoined = 4 << 20
+
+// inputs takes what a builder has: one input, or if that is large, one for each table.
+func inputs(b *ruleset.Builder) [][]byte {
+	parts := b.Take()
+	total := 0
+	for _, part := range parts {
+		total += len(part)
+	}
+	if len(parts) > 1 && total <= maxJoined {
+		return [][]byte{bytes.Join(parts, nil)}
+	}
+	return parts
 }
 
 // lastWords is how long a transaction may go on after the agent was told to stop; the
