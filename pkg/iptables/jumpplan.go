@@ -24,6 +24,7 @@ type insertion struct {
 // jumpPlan is what is to be done to one built-in chain. The deletions come first,
 // and the positions are those after them.
 type jumpPlan struct {
+	from   ruleset.ChainID
 	remove []string
 	insert []insertion
 }

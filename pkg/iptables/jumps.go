@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
+	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
@@ -28,16 +30,28 @@ func (c Change) String() string {
 func (r *Runner) EnsureJumps(ctx context.Context, hooks []ruleset.Hook) ([]Change, error) {
 	var changes []Change
 	var errs []error
+	plans := map[ruleset.Table][]jumpPlan{}
 	for _, from := range builtinsOf(hooks) {
-		change, err := r.ensureJumps(ctx, from, rulesIn(hooks, from))
+		plan, inserted, err := r.planJumps(ctx, from, rulesIn(hooks, from))
 		if err != nil {
-			errs = append(errs, fmt.Errorf("ensure the %v jumps in %v: %w", r.family, from, err))
+			errs = append(errs, jumpError(r.family, from, err))
 		}
-		if change.Inserted+change.Removed > 0 {
-			changes = append(changes, change)
+		if inserted > 0 {
+			changes = append(changes, Change{Chain: from, Inserted: inserted})
+		}
+		if len(plan.insert)+len(plan.remove) > 0 {
+			plans[from.Table] = append(plans[from.Table], plan)
 		}
 	}
+	for _, table := range slices.Sorted(maps.Keys(plans)) {
+		done, err := r.applyJumps(ctx, plans[table])
+		changes, errs = append(changes, done...), append(errs, err)
+	}
 	return changes, errors.Join(errs...)
+}
+
+func jumpError(family model.Family, from ruleset.ChainID, err error) error {
+	return fmt.Errorf("ensure the %v jumps in %v: %w", family, from, err)
 }
 
 // builtinsOf lists the chains that the hooks are in, in the order of the hooks.
@@ -62,39 +76,50 @@ func rulesIn(hooks []ruleset.Hook, from ruleset.ChainID) []ruleset.Rule {
 	return rules
 }
 
-func (r *Runner) ensureJumps(ctx context.Context, from ruleset.ChainID, want []ruleset.Rule) (Change, error) {
-	change := Change{Chain: from}
+// planJumps looks at a built-in chain and says what is to be done to it. Into one that
+// cannot be listed it inserts at once, and says how many rules.
+func (r *Runner) planJumps(ctx context.Context, from ruleset.ChainID, want []ruleset.Rule) (plan jumpPlan, inserted int, err error) {
 	if err := ctx.Err(); err != nil {
-		return change, err
+		return jumpPlan{}, 0, err
 	}
 	lines, err := r.seams.Chains.List(string(from.Table), from.Name)
 	if status := exitStatus(err); status == exitNotFound || status == exitUnsupported {
 		// A built-in chain cannot be missing. iptables-nft cannot print one that holds a
 		// native nft rule, or one of a newer iptables, but can still insert ours.
-		change.Inserted, err = r.insertUnlisted(from, want)
-		return change, err
+		inserted, err = r.insertUnlisted(from, want)
+		return jumpPlan{}, inserted, err
 	}
 	if err != nil {
-		return change, err
+		return jumpPlan{}, 0, err
 	}
-	plan := planJumps(want, readRules(from, lines, func(name string) bool { return targets(want, name) }))
-	if len(plan.remove) > 0 {
-		// Rules are deleted by what they are, since a position could by now be that of
-		// a foreign rule, and deleted and inserted in one transaction, so that no
-		// packet finds the chain without them.
-		if err := r.Restore(ctx, jumpInput(from, plan)); err != nil {
-			return change, err
+	plan = planJumps(want, readRules(from, lines, func(name string) bool { return targets(want, name) }))
+	plan.from = from
+	return plan, 0, nil
+}
+
+// applyJumps carries out the plans for the chains of one table, all in one transaction:
+// on the legacy backend each of them copies the whole table. One that is refused is
+// tried chain by chain, so that what can be put in place is.
+func (r *Runner) applyJumps(ctx context.Context, plans []jumpPlan) (changes []Change, err error) {
+	// Rules are deleted by what they are, since a position could by now be that of a
+	// foreign rule, and deleted and inserted in one transaction, so that no packet finds
+	// the chain without them.
+	err = r.Restore(ctx, jumpInput(plans...))
+	switch {
+	case err == nil:
+		for _, p := range plans {
+			changes = append(changes, Change{Chain: p.from, Inserted: len(p.insert), Removed: len(p.remove)})
 		}
-		change.Inserted, change.Removed = len(plan.insert), len(plan.remove)
-		return change, nil
+		return changes, nil
+	case len(plans) == 1:
+		return nil, jumpError(r.family, plans[0].from, err)
 	}
-	for _, in := range plan.insert {
-		if err := r.seams.Chains.Insert(string(from.Table), from.Name, in.at, in.rule.Args()...); err != nil {
-			return change, err
-		}
-		change.Inserted++
+	var errs []error
+	for _, p := range plans {
+		done, err := r.applyJumps(ctx, []jumpPlan{p})
+		changes, errs = append(changes, done...), append(errs, err)
 	}
-	return change, nil
+	return changes, errors.Join(errs...)
 }
 
 // insertUnlisted puts at the head of a chain what is certainly not in it, or not
@@ -127,7 +152,7 @@ func (r *Runner) removeRules(ctx context.Context, from ruleset.ChainID, isChain 
 	if err != nil {
 		return err
 	}
-	var plan jumpPlan
+	plan := jumpPlan{from: from}
 	for _, found := range readRules(from, lines, isChain) {
 		if match(found.rule) {
 			plan.remove = append(plan.remove, found.spec)
@@ -136,17 +161,19 @@ func (r *Runner) removeRules(ctx context.Context, from ruleset.ChainID, isChain 
 	if len(plan.remove) == 0 {
 		return nil
 	}
-	return r.Restore(ctx, jumpInput(from, plan))
+	return r.Restore(ctx, jumpInput(plan))
 }
 
-// jumpInput writes a plan as restore input.
-func jumpInput(from ruleset.ChainID, plan jumpPlan) []byte {
-	b := fmt.Appendf(nil, "*%s\n", from.Table)
-	for _, spec := range plan.remove {
-		b = fmt.Appendf(b, "-D %s %s\n", from.Name, spec)
-	}
-	for _, in := range plan.insert {
-		b = fmt.Appendf(b, "-I %s %d %s\n", from.Name, in.at, in.rule)
+// jumpInput writes plans for chains of one table as restore input.
+func jumpInput(plans ...jumpPlan) []byte {
+	b := fmt.Appendf(nil, "*%s\n", plans[0].from.Table)
+	for _, p := range plans {
+		for _, spec := range p.remove {
+			b = fmt.Appendf(b, "-D %s %s\n", p.from.Name, spec)
+		}
+		for _, in := range p.insert {
+			b = fmt.Appendf(b, "-I %s %d %s\n", p.from.Name, in.at, in.rule)
+		}
 	}
 	return append(b, "COMMIT\n"...)
 }
