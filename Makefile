@@ -9,6 +9,7 @@ SHELL := bash
 GO ?= go
 IMAGE ?= miniproxy:dev
 FUZZTIME ?= 10s
+CHAOSTIME ?= 1m
 # The Go vulnerability database; file:///DIR for a copy of it.
 VULNDB ?= https://vuln.go.dev
 # What test results are written to, for check to add up.
@@ -70,7 +71,7 @@ root-test: bin/tally ## tests against the kernel, in network namespaces: needs r
 
 .PHONY: e2e
 e2e: build bin/tally ## the binary, a real API server, real packets, both backends: needs root
-	MINIPROXY_REQUIRE_ROOT=1 MINIPROXY_BIN=$(CURDIR)/bin/miniproxy $(GO) test -json -timeout 60m $(AS_ROOT) ./test/e2e | bin/tally -o $(RESULTS)/$@
+	MINIPROXY_REQUIRE_ROOT=1 MINIPROXY_BIN=$(CURDIR)/bin/miniproxy $(GO) test -json -timeout 60m -skip '^TestChaos$$' $(AS_ROOT) ./test/e2e | bin/tally -o $(RESULTS)/$@
 
 # How bench-compare measures, beside ROUNDS, FLIPS, CONNECTIONS, BOUND, MODES and LOGS:
 # docs/performance.md says what they mean.
@@ -87,6 +88,11 @@ bench-compare: build ## miniproxy against kube-proxy, SERVICES=1000: minutes, an
 	@$(SUDO) bin/bench -miniproxy bin/miniproxy -kube-proxy "$$(hack/controlplane.sh kube-proxy)/kube-proxy" \
 		-services $(SERVICES) $(if $(ROUNDS),-rounds $(ROUNDS)) $(if $(FLIPS),-flips $(FLIPS)) $(if $(CONNECTIONS),-connections $(CONNECTIONS)) \
 		$(if $(BOUND),-bound $(BOUND)) $(if $(MODES),-modes $(MODES)) $(if $(LOGS),-logs $(LOGS)) | tee bin/bench-$(SERVICES).md
+
+# The table of what happened is worth reading in a run that passed, too.
+.PHONY: chaos
+chaos: build ## random events and faults under traffic, CHAOSTIME (1m) for each backend: needs root
+	MINIPROXY_REQUIRE_ROOT=1 MINIPROXY_BIN=$(CURDIR)/bin/miniproxy $(GO) test -v -count=1 -timeout 0 -run '^TestChaos$$' $(AS_ROOT) ./test/e2e -args -chaos $(CHAOSTIME)
 
 .PHONY: kind-test
 kind-test: bin/tally ## hack/kind-config.yaml and the kind scripts, judged by kind's own code

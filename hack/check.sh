@@ -24,7 +24,7 @@ step() {
 	echo "=== status $status after $((SECONDS - started)) s"
 }
 
-for target in setup-test build lint unit-test kind-test fuzz root-test e2e demo; do
+for target in setup-test build lint unit-test kind-test fuzz root-test e2e chaos demo; do
 	step "$target"
 done
 

@@ -60,11 +60,11 @@ func (v *victim) rules(ctx context.Context, family int) (ruleset.Ruleset, error)
 // quiet waits until every node holds what it should.
 func (ch *chaos) quiet(t *testing.T) {
 	t.Helper()
-	want := ch.rendered(t)
+	ch.want = ch.rendered(t)
 	ctx, cancel := context.WithTimeout(t.Context(), chaosPatience)
 	defer cancel()
 	for {
-		err := ch.holds(ctx, want)
+		err := ch.holds(ctx)
 		var ended *endedError
 		if err == nil {
 			break
@@ -109,9 +109,9 @@ func (ch *chaos) rendered(t *testing.T) map[target]ruleset.Ruleset {
 }
 
 // holds returns what is not as it should be.
-func (ch *chaos) holds(ctx context.Context, want map[target]ruleset.Ruleset) error {
+func (ch *chaos) holds(ctx context.Context) error {
 	var errs []error
-	for at, rules := range want {
+	for at, rules := range ch.want {
 		if err := at.agent.alive(); err != nil {
 			return err
 		}
@@ -178,7 +178,7 @@ func missingCanaries(all ruleset.Ruleset) []string {
 // come through after it.
 func (ch *chaos) mustStillHold(t *testing.T) {
 	t.Helper()
-	if err := ch.holds(t.Context(), ch.rendered(t)); err != nil {
+	if err := ch.holds(t.Context()); err != nil {
 		ch.tally.divergences++
 		t.Fatalf("after a quiet point, with nothing done: %v", err)
 	}
@@ -193,10 +193,7 @@ func (ch *chaos) mustTraceAlike(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rendered, err := ch.render(t, v.node, family, v.flags...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rendered := ch.want[target{v, family}]
 	fresh := maps.Clone(all)
 	for id := range agentsOwn(all) {
 		delete(fresh, id)

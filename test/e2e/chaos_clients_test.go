@@ -216,9 +216,11 @@ func (ch *chaos) judge(t *testing.T, c *client, failed []attempt, repaired time.
 	damaged := ch.damaged[c.family]
 	for _, a := range failed {
 		ch.tally.failed++
+		what := fmt.Sprintf("%s failed at %v, after %v: %v", c.name,
+			a.began.Format(clock), a.ended.Sub(a.began).Round(time.Millisecond), a.err)
+		ch.note("%s", what)
 		if damaged.IsZero() || a.ended.Before(damaged) || a.began.After(repaired) {
-			t.Errorf("%s failed at %v, after %v, with no rules missing: %v", c.name,
-				a.began.Sub(ch.started).Round(time.Millisecond), a.ended.Sub(a.began).Round(time.Millisecond), a.err)
+			t.Errorf("with no rules missing %s", what)
 		}
 	}
 }

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
+
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
 var chaosFlag = flag.Duration("chaos", 30*time.Second,
@@ -64,8 +66,10 @@ type chaos struct {
 	flows   []*talker
 	tally   tally
 
-	started time.Time
-	journal []string
+	// journal is the file with all events, faults and failures.
+	journal *os.File
+	// want is what each node is to hold since the last quiet point.
+	want map[target]ruleset.Ruleset
 	// damaged is when rules were first taken from a family's kernels in this round,
 	// and the clients may notice.
 	damaged map[int]time.Time
@@ -83,13 +87,18 @@ type ending func(context.Context) error
 
 func newChaos(t *testing.T, c *cluster, r *rand.Rand) *chaos {
 	t.Helper()
-	ch := &chaos{cluster: c, Rand: r, started: time.Now(), tally: newTally()}
+	journal, err := os.Create(filepath.Join(c.dir, "chaos.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ch := &chaos{cluster: c, Rand: r, journal: journal, tally: newTally()}
 	ch.world = newWorld(t, c, r)
 	ch.addVictims(t)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the last events and faults:\n%s", strings.Join(ch.journal[max(0, len(ch.journal)-100):], "\n"))
+			t.Logf("the last events and faults:\n%s", tail(journal.Name(), 0))
 		}
+		journal.Close()
 		// So that what other cases find is a whole cluster.
 		for _, end := range append(ch.endings, ch.late...) {
 			if err := end(context.Background()); err != nil {
@@ -105,9 +114,11 @@ func newChaos(t *testing.T, c *cluster, r *rand.Rand) *chaos {
 
 // note writes a line of the journal.
 func (ch *chaos) note(format string, args ...any) {
-	at := time.Since(ch.started).Round(time.Millisecond)
-	ch.journal = append(ch.journal, fmt.Sprintf("%10v %s", at, fmt.Sprintf(format, args...)))
+	// With the clock of the agents' logs. A journal that cannot be written fails nothing.
+	fmt.Fprintf(ch.journal, "%s %s\n", time.Now().Format(clock), fmt.Sprintf(format, args...))
 }
+
+const clock = "15:04:05.000"
 
 // round is some events and faults, and a quiet point. In every other round there is
 // one fault, to see how long its repair takes.
@@ -137,6 +148,7 @@ func (ch *chaos) round(t *testing.T) {
 	calm := time.Now()
 	ch.quiet(t)
 	repaired := time.Now()
+	ch.note("quiet after %v", repaired.Sub(calm).Round(time.Millisecond))
 	ch.endFaults(t, ch.late)
 	if len(ch.late) > 0 {
 		ch.quiet(t)
@@ -146,7 +158,6 @@ func (ch *chaos) round(t *testing.T) {
 		ch.mustTraceAlike(t)
 	}
 	ch.tally.repaired(kinds, repaired.Sub(calm))
-	ch.note("quiet after %v", repaired.Sub(calm).Round(time.Millisecond))
 }
 
 // events makes n events, with a pause before each that lets agents do something else
