@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"slices"
 	"time"
 
@@ -44,6 +45,8 @@ const (
 const (
 	diffLooks = 4
 	diffPause = 2 * time.Second
+	// listTimeout is how long the API server may take to list everything.
+	listTimeout = 30 * time.Second
 )
 
 // diffOptions are what diff is told.
@@ -78,6 +81,8 @@ func (d *diffOptions) run(ctx context.Context, args []string, std streams) error
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
 		return err
+	case errors.Is(err, fs.ErrPermission):
+		return exitError{exitTrouble, fmt.Errorf("diff needs root, or CAP_NET_ADMIN: %w", err)}
 	case err != nil:
 		return exitError{exitTrouble, err}
 	case countDifferences(found) > 0:
@@ -105,7 +110,7 @@ func (d *diffOptions) compare(ctx context.Context, args []string, std streams) (
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	see, err := lookAtCluster(ctx, c, d.files)
+	see, err := lookAtCluster(ctx, c, d.files, listTimeout)
 	if err != nil {
 		return nil, err
 	}

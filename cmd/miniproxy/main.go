@@ -64,6 +64,7 @@ func commands() []command {
 		{"run", "keep the node's rules (the default)", runAgent},
 		{"render", "print the rules for manifests, without root and without a cluster", renderManifests},
 		{"diff", "show where the kernel does not hold what it should", showDifferences},
+		{"doctor", "look at everything on this node that the rules depend on", examine},
 		{"cleanup", "remove every rule of ours", cleanUp},
 		{"demo", "show the main job in network namespaces: no cluster needed", runDemo},
 		{"version", "print the version", printVersion},

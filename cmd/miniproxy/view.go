@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,7 +21,9 @@ import (
 
 // view is what a command sees of the cluster, as the agent would see it.
 type view struct {
-	config   *config.Config
+	config *config.Config
+	// source says where it comes from.
+	source   string
 	trackers map[model.Family]*tracker.Tracker
 	listed   chan struct{}
 
@@ -88,6 +91,13 @@ func (v *view) snapshot(family model.Family) model.Snapshot {
 	return snapshot
 }
 
+// hasNode reports whether there is a Node object of this node's name.
+func (v *view) hasNode() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.node != nil
+}
+
 // hasSCTP reports whether a Service has a port of SCTP.
 func (v *view) hasSCTP() bool {
 	for _, family := range model.Families {
@@ -114,9 +124,9 @@ func (v *view) hasWhatItNeeds() error {
 type sight func() (*view, error)
 
 // lookAtCluster returns how to see what the agent of the configuration would see: the
-// given files, its manifests, or the API server. It follows the API server until the
-// context ends.
-func lookAtCluster(ctx context.Context, c *config.Config, files []string) (sight, error) {
+// given files, its manifests, or the API server, which may take some time to list
+// everything. It follows the API server until the context ends.
+func lookAtCluster(ctx context.Context, c *config.Config, files []string, patience time.Duration) (sight, error) {
 	if len(files) == 0 && c.Manifests != "" {
 		files = []string{c.Manifests}
 	}
@@ -126,18 +136,17 @@ func lookAtCluster(ctx context.Context, c *config.Config, files []string) (sight
 			if err != nil {
 				return nil, err
 			}
-			return viewOf(c, objects), nil
+			v := viewOf(c, objects)
+			v.source = "manifests in " + strings.Join(files, ", ")
+			return v, nil
 		}, nil
 	}
-	v, err := watchCluster(ctx, c)
+	v, err := watchCluster(ctx, c, patience)
 	return func() (*view, error) { return v, nil }, err
 }
 
-// listTimeout is how long an API server may take to list everything.
-const listTimeout = 30 * time.Second
-
 // watchCluster returns a view that follows the API server until the context ends.
-func watchCluster(ctx context.Context, c *config.Config) (*view, error) {
+func watchCluster(ctx context.Context, c *config.Config, patience time.Duration) (*view, error) {
 	reasons := &lastError{}
 	ctx = klog.NewContext(ctx, logr.New(reasons))
 	rest, err := config.Connect(ctx, c.API)
@@ -149,9 +158,10 @@ func watchCluster(ctx context.Context, c *config.Config) (*view, error) {
 		return nil, fmt.Errorf("make a client for the API server: %w", err)
 	}
 	v := newView(c)
+	v.source = rest.Host
 	ended := make(chan error, 1)
 	go func() { ended <- config.NewCluster(client, c.NodeName, c.API.Resync).Run(ctx, v) }()
-	late := time.NewTimer(listTimeout)
+	late := time.NewTimer(patience)
 	defer late.Stop()
 	select {
 	case <-v.listed:
@@ -159,7 +169,7 @@ func watchCluster(ctx context.Context, c *config.Config) (*view, error) {
 	case err := <-ended:
 		return nil, errors.Join(err, ctx.Err())
 	case <-late.C:
-		return nil, fmt.Errorf("the API server has not listed everything within %v: %w", listTimeout, reasons.last())
+		return nil, fmt.Errorf("the API server has not listed everything within %v: %w", patience, reasons.last())
 	}
 }
 

@@ -51,7 +51,7 @@ const (
 // others from being tried; the error joins what failed, a *WriteError each.
 func (k Kernel) SetConntrack(ctx context.Context, c Conntrack) error {
 	var errs []error
-	if want := c.Max(k.cpus()); want > 0 {
+	if want := c.Max(k.CPUs()); want > 0 {
 		errs = append(errs, k.raise(ctx, conntrackMax, want), k.raise(ctx, conntrackHashSize, want/4))
 	}
 	if c.TCPBeLiberal {
@@ -86,10 +86,10 @@ func (k Kernel) raise(ctx context.Context, file string, want int) error {
 	return k.set(ctx, file, strconv.Itoa(want))
 }
 
-// cpus is how many CPUs of the machine are online. The table is the machine's, but
+// CPUs is how many CPUs of the machine are online. The table is the machine's, but
 // runtime.NumCPU counts only those that this process may use, which a static CPU
 // policy can make one.
-func (k Kernel) cpus() int {
+func (k Kernel) CPUs() int {
 	list, err := k.read(onlineCPUs)
 	if err != nil {
 		return runtime.NumCPU()

@@ -44,6 +44,8 @@ var arrows = []forbidden{
 	{"pkg/iptables", "pkg/config", "which backend, which wait: the caller says so"},
 	{"pkg/canary", "pkg/iptables", "the canary sees the kernel through an interface of its own, so that a test can be the kernel"},
 	{"pkg/canary", "pkg/proxier", "the canary only tells; it does not know who listens"},
+	{"pkg/doctor", "k8s.io/...", "a finding is made from facts that anybody can gather"},
+	{"pkg/doctor", "pkg/render", "what rules should be there is told by pkg/audit"},
 	{"pkg/audit", "pkg/render", "what the kernel should hold is handed over as values"},
 	{"pkg/audit", "pkg/proxier", "who judges the rules does not ask the one who wrote them"},
 	{"pkg/proxier", "pkg/canary", "the canary is one of those who ask for a full sync"},
