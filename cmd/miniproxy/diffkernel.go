@@ -105,7 +105,7 @@ func (o *options) want(cluster *view, family model.Family, found abilities) (aud
 	host := can.host(found.host)
 	host.Addresses = addresses
 	snapshot := cluster.snapshot(family)
-	opts := o.rendering(cluster.config, family, snapshot.Node, host).Without(can.lacks(), addresses)
+	opts := o.rendering(cluster.config, found.kernels[0].Backend(), family, snapshot.Node, host).Without(can.lacks(), addresses)
 	if opts.NodePorts.Loopback {
 		// Where the agent may not set this, node ports do not answer on 127.0.0.1.
 		if opts.NodePorts.Loopback, err = sysctl.New().RouteLocalnet(); err != nil {

@@ -160,7 +160,7 @@ func (f *familyAgent) rendering(node model.NodeFacts) (render.Options, error) {
 	}
 	host := f.can.host(f.host)
 	host.Addresses = addresses
-	opts := f.options.rendering(f.config, f.family, node, host).Without(f.can.lacks(), addresses)
+	opts := f.options.rendering(f.config, f.kernel.Backend(), f.family, node, host).Without(f.can.lacks(), addresses)
 	if f.noLoopback {
 		opts.NodePorts.Loopback = false
 	}
@@ -201,6 +201,11 @@ func (f *familyAgent) Synced(ctx context.Context, r proxier.Result) {
 	if r.Options.NodePorts.Loopback {
 		f.openLoopback(ctx)
 	}
+}
+
+// Writing implements proxier.Observer.
+func (f *familyAgent) Writing(servicePorts, of int) {
+	f.metrics.ApplyProgress(f.family, servicePorts, of)
 }
 
 // reportHealthPort reports a health-check node port that cannot be listened on.
@@ -287,6 +292,7 @@ func (f *familyAgent) record(r proxier.Result) {
 		return
 	}
 	f.metrics.SyncSucceeded(f.family, now)
+	f.metrics.ApplyProgress(f.family, 1, 1)
 	f.metrics.Refused(f.family, len(r.Refusals))
 	f.metrics.NoLocalEndpoints(f.family, metrics.Internal, r.NoLocalInternal)
 	f.metrics.NoLocalEndpoints(f.family, metrics.External, r.NoLocalExternal)

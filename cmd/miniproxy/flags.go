@@ -23,6 +23,8 @@ type options struct {
 	backend string
 	// flatDispatch and flatBalance are the sizes up to which chains are flat.
 	flatDispatch, flatBalance int
+	// commentLimit is how many endpoints get comments on the legacy backend.
+	commentLimit int
 	// dropEstablished has connections to removed endpoints cut.
 	dropEstablished bool
 }
@@ -35,13 +37,17 @@ func newOptions(command string) *options {
 	o.set.StringVar(&o.backend, "iptables-backend", "auto", "Where the kernel keeps the rules: nft, legacy, or auto for the one that the rest of the node uses.")
 	o.set.IntVar(&o.flatDispatch, "flat-dispatch-limit", render.DefaultFlatDispatch, "Entries up to which KUBE-SERVICES, KUBE-NODEPORTS and their like are one flat chain; above, each is a tree.")
 	o.set.IntVar(&o.flatBalance, "flat-balance-limit", render.DefaultFlatBalance, "Endpoints up to which a Service port's chain is flat; above, the endpoints are in groups.")
+	o.set.IntVar(&o.commentLimit, "legacy-comment-limit", render.DefaultCommentLimit, "Endpoints, of all Services, up to which the rules in Service ports' chains have comments on the legacy backend, where they make every change dearer. There is no limit on nft.")
 	o.set.BoolVar(&o.dropEstablished, "conntrack-drop-established-on-endpoint-removal", false, "Also cut established TCP connections to endpoints that were removed. Default: only those still waiting for an answer are led elsewhere.")
 	return o
 }
 
 // rendering is what the configuration means for one family on the node and host.
-func (o *options) rendering(c *config.Config, family model.Family, node model.NodeFacts, host proxier.Host) render.Options {
+func (o *options) rendering(c *config.Config, backend iptables.Backend, family model.Family, node model.NodeFacts, host proxier.Host) render.Options {
 	opts := proxier.Options(c, family, node, host)
+	if backend == iptables.Legacy {
+		opts.CommentLimit = o.commentLimit
+	}
 	opts.FlatDispatch, opts.FlatBalance = o.flatDispatch, o.flatBalance
 	return opts
 }
@@ -66,7 +72,7 @@ func (o *options) parse(args []string, io streams) (*config.Config, error) {
 		return nil, usageError{fmt.Errorf("unexpected argument %q; see %s --help", o.set.Arg(0), o.set.Name())}
 	}
 	c, err := o.config.Config()
-	if err := errors.Join(err, atLeastOne("flat-dispatch-limit", o.flatDispatch), atLeastOne("flat-balance-limit", o.flatBalance)); err != nil {
+	if err := errors.Join(err, atLeastOne("flat-dispatch-limit", o.flatDispatch), atLeastOne("flat-balance-limit", o.flatBalance), atLeastOne("legacy-comment-limit", o.commentLimit)); err != nil {
 		return nil, usageError{err}
 	}
 	return c, nil

@@ -175,6 +175,7 @@ func (p *Proxier) release(ctx context.Context, snapshot model.Snapshot) []model.
 	if err != nil {
 		return nil
 	}
+	opts = opts.For(snapshot)
 	var released []model.ServicePortName
 	for name, r := range p.quarantine {
 		if _, exists := snapshot.Services[name]; !exists {

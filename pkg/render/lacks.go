@@ -70,10 +70,7 @@ func (l Lacks) Hooks() []ruleset.Hook {
 // uncomment takes the comments off rules if the kernel has none.
 func (l Lacks) uncomment(rules []ruleset.Rule) []ruleset.Rule {
 	if l.Comment {
-		rules = slices.Clone(rules)
-		for i := range rules {
-			rules[i].Comment = ""
-		}
+		return withoutComments(rules)
 	}
 	return rules
 }

@@ -41,6 +41,12 @@ type Options struct {
 	// FlatBalance is the number of endpoints up to which a Service port's chain is
 	// flat; above, the endpoints are in groups. 0 means DefaultFlatBalance.
 	FlatBalance int
+	// CommentLimit is the number of endpoints, of all Services, up to which the rules in
+	// Service ports' chains have comments; 0 for no limit. On the legacy backend the
+	// kernel copies the whole table at each change, and comments are two thirds of it.
+	CommentLimit int
+	// Bare says that there are more endpoints than that; For sets it.
+	Bare bool
 }
 
 // The sizes up to which chains are flat. From here on a tree is measurably faster
@@ -58,7 +64,7 @@ func (o Options) Equal(p Options) bool {
 	return o.Family == p.Family && o.MasqueradeMark == p.MasqueradeMark && o.MasqueradeAll == p.MasqueradeAll &&
 		o.RandomFully == p.RandomFully && o.Lacks == p.Lacks && o.Local == p.Local && o.NodePorts.Equal(p.NodePorts) &&
 		o.DropInvalid == p.DropInvalid && o.InvalidAccount == p.InvalidAccount && o.LocalhostAccount == p.LocalhostAccount &&
-		o.flatDispatch() == p.flatDispatch() && o.flatBalance() == p.flatBalance() &&
+		o.flatDispatch() == p.flatDispatch() && o.flatBalance() == p.flatBalance() && o.CommentLimit == p.CommentLimit && o.Bare == p.Bare &&
 		o.Node.Name == p.Node.Name && o.Node.Zone == p.Node.Zone && o.Node.Primary() == p.Node.Primary()
 }
 

@@ -12,6 +12,7 @@ import (
 // a kernel without any rule of ours would have to be given. Hooks and canary chains
 // are not part of it.
 func Snapshot(snapshot model.Snapshot, opts Options) ([]ruleset.Chain, []Conflict) {
+	opts = opts.For(snapshot)
 	units := make(map[model.ServicePortName]*Unit, len(snapshot.Services))
 	var chains []ruleset.Chain
 	for _, name := range slices.SortedFunc(maps.Keys(snapshot.Services), model.ServicePortName.Compare) {

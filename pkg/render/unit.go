@@ -158,7 +158,7 @@ func (b *unitBuilder) hasFirewall() bool {
 
 // addChain adds a nat chain of the Service port.
 func (b *unitBuilder) addChain(name string, rules []ruleset.Rule) {
-	b.unit.Chains = append(b.unit.Chains, ruleset.Chain{ChainID: natChain(name), Rules: b.opts.Lacks.uncomment(rules)})
+	b.unit.Chains = append(b.unit.Chains, ruleset.Chain{ChainID: natChain(name), Rules: b.opts.uncomment(rules)})
 }
 
 // addEntry adds an entry that sends what is for (addr, port) to action.
