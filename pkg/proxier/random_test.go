@@ -88,16 +88,8 @@ func (c *cluster) follow() {
 		if c.IntN(5) == 0 { // it takes long
 			c.afterRestore = func() { states = append(states, c.rules()) }
 		}
-		meanwhile := states == nil && c.afterRestore == nil && c.IntN(4) == 0
-		if meanwhile {
-			c.afterRestore = c.changeMeanwhile
-		}
 		err := c.proxier.Sync(c.context())
 		c.afterRestore = nil
-		if err == nil && meanwhile {
-			// The last changes may have come after the last chunk.
-			err = c.proxier.Sync(c.context())
-		}
 		if failed && !c.last.Full {
 			c.t.Error("B-40 the sync after a failed one was not full")
 		}
@@ -111,16 +103,6 @@ func (c *cluster) follow() {
 		c.kernel.SetLocked(false)
 	}
 	c.t.Error("no sync succeeded")
-}
-
-// changeMeanwhile makes random events between two transactions of a sync.
-func (c *cluster) changeMeanwhile() {
-	if err := ruleset.Check(c.ours()); err != nil {
-		c.t.Errorf("between two transactions: %v", err)
-	}
-	if c.IntN(3) == 0 {
-		c.change()
-	}
 }
 
 // mustEqualFreshStart compares with what an agent would write that is told of the
