@@ -25,6 +25,9 @@ const envControlPlane = "CONTROL_PLANE_ENDPOINT"
 // probeTimeout is how long one API server may take to answer at the start.
 const probeTimeout = 4 * time.Second
 
+// dialTimeout is how long an API server may take to accept a connection.
+const dialTimeout = 10 * time.Second
+
 // LoopError says that the only known way to the API server leads through the rules
 // that the agent can write only after it has reached the API server.
 type LoopError struct {
@@ -56,13 +59,20 @@ func (e *LoopError) Unwrap() error { return e.Err }
 // "kubernetes", the error is a *LoopError. The configuration is valid then too, for
 // a caller who knows that the rules for that Service are in place.
 func Connect(ctx context.Context, api API) (*rest.Config, error) {
-	return connector{getenv: os.Getenv, inCluster: rest.InClusterConfig}.connect(ctx, api)
+	// Over HTTPS, client-go's HTTP/2 pings notice a silent loss within 45 s. These
+	// probes do the same for plain HTTP, where a watch would hang for minutes.
+	dialer := &net.Dialer{
+		Timeout:         dialTimeout,
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 10 * time.Second, Count: 3},
+	}
+	return connector{getenv: os.Getenv, inCluster: rest.InClusterConfig, dial: dialer.DialContext}.connect(ctx, api)
 }
 
 // connector is what Connect takes from its surroundings.
 type connector struct {
 	getenv    func(string) string
 	inCluster func() (*rest.Config, error)
+	dial      func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 func (c connector) connect(ctx context.Context, api API) (*rest.Config, error) {
@@ -79,12 +89,7 @@ func (c connector) connect(ctx context.Context, api API) (*rest.Config, error) {
 	config.AcceptContentTypes = api.AcceptContentTypes
 	config.QPS = api.QPS
 	config.Burst = api.Burst
-	// Over HTTPS, client-go's HTTP/2 pings notice a silent loss within 45 s. These
-	// probes do the same for plain HTTP, where a watch would hang for minutes.
-	config.Dial = (&net.Dialer{
-		Timeout:         10 * time.Second,
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 10 * time.Second, Count: 3},
-	}).DialContext
+	config.Dial = c.dial
 	transport, err := rest.TransportFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("prepare the connection to the API server: %w; check the certificates and the token", err)

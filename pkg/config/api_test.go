@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -84,6 +83,7 @@ func pod(host string, ca []byte, env map[string]string) connector {
 		inCluster: func() (*rest.Config, error) {
 			return &rest.Config{Host: host, BearerToken: "secret", TLSClientConfig: rest.TLSClientConfig{CAData: ca}}, nil
 		},
+		dial: new(net.Dialer).DialContext,
 	}
 }
 
@@ -92,6 +92,7 @@ func bare(env map[string]string) connector {
 	return connector{
 		getenv:    func(name string) string { return env[name] },
 		inCluster: func() (*rest.Config, error) { return nil, rest.ErrNotInCluster },
+		dial:      new(net.Dialer).DialContext,
 	}
 }
 
@@ -349,94 +350,3 @@ func TestCancelledRequestIsNoFailure(t *testing.T) {
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
-// TestSilentLoss covers B-62: the network swallows everything without a word, as a
-// dropped conntrack entry or a dead master does. The watch must notice and go on
-// over a new connection. The library's times are shortened for the test.
-func TestSilentLoss(t *testing.T) {
-	t.Setenv("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "1")
-	t.Setenv("HTTP2_PING_TIMEOUT_SECONDS", "1")
-	api := newFakeAPI(t)
-	api.EnableHTTP2 = true
-	api.StartTLS()
-	api.put(service("s"))
-	way := newRelay(t, api.Listener.Addr().String())
-	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: api.Certificate().Raw})
-	config, err := pod("https://"+way.address(), ca, nil).connect(t.Context(), API{QPS: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ev := newRecorder(t)
-	runSource(t, NewCluster(client, "n1", time.Hour), ev)
-	ev.await("synced")
-	way.swallow()
-	api.put(service("t"))
-	ev.await("+service ns1/t")
-}
-
-// relay forwards TCP connections. After swallow the connections of before stay open
-// and nothing passes through them.
-type relay struct {
-	listener net.Listener
-	mu       sync.Mutex
-	deaf     chan struct{}
-}
-
-func newRelay(t *testing.T, to string) *relay {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &relay{listener: l, deaf: make(chan struct{})}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			in, err := l.Accept()
-			if err != nil {
-				return
-			}
-			out, err := net.Dial("tcp", to)
-			if err != nil {
-				_ = in.Close()
-				continue
-			}
-			r.mu.Lock()
-			deaf := r.deaf
-			r.mu.Unlock()
-			go pass(in, out, deaf)
-			go pass(out, in, deaf)
-		}
-	}()
-	return r
-}
-
-func (r *relay) address() string { return r.listener.Addr().String() }
-
-func (r *relay) swallow() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	close(r.deaf)
-	r.deaf = make(chan struct{})
-}
-
-// pass copies until one side ends; what it reads once deaf is closed is lost.
-func pass(from, to net.Conn, deaf <-chan struct{}) {
-	buffer := make([]byte, 32<<10)
-	for {
-		n, err := from.Read(buffer)
-		select {
-		case <-deaf:
-		default:
-			_, _ = to.Write(buffer[:n])
-		}
-		if err != nil {
-			_ = to.Close()
-			return
-		}
-	}
-}

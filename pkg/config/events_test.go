@@ -25,11 +25,12 @@ func newRecorder(t *testing.T) *recorder {
 	return &recorder{t: t, services: make(map[string]*v1.Service), told: make(chan struct{}, 1)}
 }
 
-// ServiceChanged also holds that an old object is always the one that was new before:
-// receivers may keep it and compare.
+// ServiceChanged also holds that the old object of a change is always the one that was
+// new before: receivers may keep it and compare. With a deletion comes the last state,
+// of which nobody may have been told.
 func (r *recorder) ServiceChanged(old, new *v1.Service) {
 	r.mu.Lock()
-	if old != nil && old != r.services[keyOf(old)] {
+	if old != nil && new != nil && old != r.services[keyOf(old)] {
 		r.t.Errorf("the old state of Service %s is not the one delivered before", keyOf(old))
 	}
 	if new == nil {

@@ -12,8 +12,8 @@ import (
 
 // failover returns a wrapper for a client's transport that sends each request to one
 // of servers, beginning with first, and turns to the next one when a request gets no
-// answer. The failed request is not repeated: the client does that, with its own
-// patience. Requests must be addressed to servers[0].
+// answer, or an answer that falls silent. The failed request is not repeated: the
+// client does that, with its own patience. Requests must be addressed to servers[0].
 func failover(ctx context.Context, servers []*url.URL, first int) func(http.RoundTripper) http.RoundTripper {
 	t := &target{servers: servers, logger: klog.FromContext(ctx)}
 	t.current.Store(int64(first))
@@ -69,7 +69,7 @@ func (r redirector) RoundTrip(request *http.Request) (*http.Response, error) {
 		sent.URL.Path = base + strings.TrimPrefix(sent.URL.Path, old)
 		sent.URL.RawPath = ""
 	}
-	next := r.next
+	var next http.RoundTripper = impatient{r.next, func(err error) { r.fail(i, err) }}
 	if server.Scheme != "https" {
 		next = withoutCredentials{next}
 	}

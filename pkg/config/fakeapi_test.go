@@ -33,6 +33,11 @@ type fakeAPI struct {
 	held    map[string]bool
 	queries map[string]string
 	gone    int // answers of 410
+	watches int // watches that were begun
+	// failures are what the next requests are answered with.
+	failures []http.HandlerFunc
+	// stuckBefore is the number of the first watch that is told of news.
+	stuckBefore int
 }
 
 type apiEvent struct {
@@ -121,6 +126,30 @@ func (a *fakeAPI) release(resource string) { a.update(func() { a.held[resource] 
 // endWatches closes all watches.
 func (a *fakeAPI) endWatches() { a.update(func() { a.epoch++ }) }
 
+// fail answers the next n requests with f.
+func (a *fakeAPI) fail(n int, f http.HandlerFunc) {
+	a.update(func() {
+		for range n {
+			a.failures = append(a.failures, f)
+		}
+	})
+}
+
+// stick has the watches of before say nothing more, and not end.
+func (a *fakeAPI) stick() { a.update(func() { a.stuckBefore = a.watches + 1 }) }
+
+// takeFailure is what a request is to be answered with instead of the truth, or nil.
+func (a *fakeAPI) takeFailure() http.HandlerFunc {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.failures) == 0 {
+		return nil
+	}
+	f := a.failures[0]
+	a.failures = a.failures[1:]
+	return f
+}
+
 // forget drops the history, so that watches cannot resume.
 func (a *fakeAPI) forget() {
 	a.update(func() { a.version++; a.oldest = a.version; a.events = nil })
@@ -136,6 +165,10 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	resource := apiPaths[r.URL.Path]
 	if resource == "" {
 		http.NotFound(w, r)
+		return
+	}
+	if fail := a.takeFailure(); fail != nil {
+		fail(w, r)
 		return
 	}
 	query := r.URL.Query()
@@ -193,7 +226,8 @@ func (a *fakeAPI) list(w http.ResponseWriter, resource string) {
 func (a *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	epoch := a.epoch
+	a.watches++
+	epoch, number := a.epoch, a.watches
 	send := func(kind string, object any) {
 		_ = json.NewEncoder(w).Encode(map[string]any{"type": kind, "object": object})
 	}
@@ -212,7 +246,7 @@ func (a *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string)
 	}
 	for {
 		for _, e := range a.events {
-			if e.resource == resource && e.version > from {
+			if e.resource == resource && e.version > from && number >= a.stuckBefore {
 				send(e.kind, e.object)
 				from = e.version
 			}
