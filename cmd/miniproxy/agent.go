@@ -15,10 +15,10 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/config"
 	"github.com/miniproxy/miniproxy/pkg/health"
 	"github.com/miniproxy/miniproxy/pkg/httpserver"
-	"github.com/miniproxy/miniproxy/pkg/iptables"
 	"github.com/miniproxy/miniproxy/pkg/metrics"
 	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/proxier"
+	"github.com/miniproxy/miniproxy/pkg/tracker"
 )
 
 // agent is the running program: the rooms, connected.
@@ -32,6 +32,8 @@ type agent struct {
 	restores *metrics.Restores
 	refused  *quarantine
 	families []*familyAgent
+	// prepared is closed when prepare has ended, which sets host, report and families.
+	prepared chan struct{}
 	// begun is closed when everything that the rules need has been delivered once.
 	// Nothing is written before: half of a cluster's Services would look as if the other
 	// half had been deleted.
@@ -43,34 +45,25 @@ type agent struct {
 	node   *corev1.Node
 }
 
-func newAgent(c *config.Config, o *options, host proxier.Host, report *reporter,
-	kernels []*iptables.Runner, can map[model.Family]*capabilities) *agent {
-	var families []model.Family
-	for _, k := range kernels {
-		families = append(families, k.Family())
-	}
-	a := &agent{
+func newAgent(c *config.Config, o *options) *agent {
+	return &agent{
 		config:   c,
 		options:  o,
-		host:     host,
-		report:   report,
+		report:   &reporter{},
 		health:   health.NewState(2 * c.SyncPeriod),
-		metrics:  metrics.New(metrics.ProcessRegistry{}, families...),
+		metrics:  metrics.New(metrics.ProcessRegistry{}),
 		restores: metrics.NewRestores(),
 		refused:  newQuarantine(),
+		prepared: make(chan struct{}),
 		begun:    make(chan struct{}),
 		started:  time.Now(),
 	}
-	a.health.SetFamilies(families...)
-	for _, k := range kernels {
-		a.families = append(a.families, newFamilyAgent(a, k, can[k.Family()]))
-	}
-	return a
 }
 
 // run works until the context ends or something fails that the agent cannot work
-// without.
-func (a *agent) run(ctx context.Context, source config.Source) error {
+// without. It answers probes before anything else: what comes then may have to wait,
+// for the lock of iptables or for the API server.
+func (a *agent) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	parts := make(chan error)
@@ -81,33 +74,66 @@ func (a *agent) run(ctx context.Context, source config.Source) error {
 			err := run(ctx)
 			if err != nil {
 				err = fmt.Errorf("%s: %w", name, err)
+				stop()
 			}
 			parts <- err
 		}()
 	}
+	for _, server := range a.servers() {
+		start("serve "+server.Name, server.Run)
+	}
+	source, failure := a.prepare(ctx)
+	close(a.prepared)
+	if failure == nil {
+		start("watch the cluster", func(ctx context.Context) error { return source.Run(ctx, a) })
+		start("watch the configuration", a.watchConfig)
+		for _, f := range a.families {
+			start(f.family.String(), f.run)
+		}
+	} else {
+		failure = untilDone(ctx, failure)
+		stop()
+	}
+
+	// A part that fails takes the others with it: half an agent would look alive.
+	for ; running > 0; running-- {
+		failure = errors.Join(failure, <-parts)
+	}
+	klog.FromContext(ctx).Info("Stopped; the rules stay in place")
+	return failure
+}
+
+// prepare finds out what the kernel can do and which API server answers, and returns
+// where the objects come from.
+func (a *agent) prepare(ctx context.Context) (config.Source, error) {
+	kernels, err := a.options.kernels(ctx)
+	if err != nil {
+		return nil, err
+	}
+	source, report, err := newSource(ctx, a.config, kernels)
+	if err != nil {
+		return nil, err
+	}
+	a.report = report
+	host, accounts := prepareHost(ctx, a.config)
+	kernels, can, err := lookAt(ctx, kernels, accounts)
+	if err != nil {
+		return nil, err
+	}
+	registerAccounting(host, can)
+	a.host = host
+	var families []model.Family
+	for _, k := range kernels {
+		families = append(families, k.Family())
+		a.families = append(a.families, newFamilyAgent(a, k, can[k.Family()]))
+	}
+	a.metrics.SetFamilies(families...)
+	a.health.SetFamilies(families...)
 	a.report.aboutNode(corev1.EventTypeNormal, reasonStarting, actionStart, "")
 	if a.config.ModeDefaulted {
 		a.report.aboutNode(corev1.EventTypeWarning, reasonDefaultMode, actionStart, defaultModeDescribed)
 	}
-	start("watch the cluster", func(ctx context.Context) error { return source.Run(ctx, a) })
-	start("watch the configuration", a.watchConfig)
-	for _, server := range a.servers() {
-		start("serve "+server.Name, server.Run)
-	}
-	for _, f := range a.families {
-		start(f.family.String(), f.run)
-	}
-
-	// A part that fails takes the others with it: half an agent would look alive.
-	var failure error
-	for ; running > 0; running-- {
-		if err := <-parts; err != nil {
-			failure = errors.Join(failure, err)
-			stop()
-		}
-	}
-	klog.FromContext(ctx).Info("Stopped; the rules stay in place")
-	return failure
+	return source, nil
 }
 
 // errReload ends an agent whose configuration file has changed.
@@ -128,6 +154,11 @@ func (a *agent) watchConfig(ctx context.Context) error {
 // ServiceChanged implements config.Events.
 func (a *agent) ServiceChanged(old, current *corev1.Service) {
 	a.metrics.ServiceChanged()
+	if current != nil {
+		if err := tracker.Unfit(current); err != nil {
+			klog.Background().Error(err, "A Service gets no rules, or not for all of its ports", "service", klog.KObj(current))
+		}
+	}
 	old, current = allowed(a.config, old), allowed(a.config, current)
 	for _, f := range a.families {
 		if hasSCTP(current) {
@@ -242,9 +273,15 @@ func (a *agent) servers() []httpserver.Server {
 	}
 }
 
-// reportServer returns what reports that a server could not listen.
+// reportServer returns what reports that a server could not listen, once there is an
+// API server to report to.
 func (a *agent) reportServer(reason string) func(error) {
-	return func(err error) { a.report.aboutNode(corev1.EventTypeWarning, reason, actionStart, "%v", err) }
+	return func(err error) {
+		go func() {
+			<-a.prepared
+			a.report.aboutNode(corev1.EventTypeWarning, reason, actionStart, "%v", err)
+		}()
+	}
 }
 
 // address spells where to listen; nothing for a server that is switched off.

@@ -46,22 +46,7 @@ func runAgent(ctx context.Context, args []string, io streams) error {
 	for _, warning := range c.Warnings {
 		logger.Info("Configuration: " + warning)
 	}
-
-	kernels, err := o.kernels(ctx)
-	if err != nil {
-		return untilDone(ctx, err)
-	}
-	source, report, err := newSource(ctx, c, kernels)
-	if err != nil {
-		return err
-	}
-	host, accounts := prepareHost(ctx, c)
-	kernels, can, err := lookAt(ctx, kernels, accounts)
-	if err != nil {
-		return untilDone(ctx, err)
-	}
-	registerAccounting(host, can)
-	return newAgent(c, o, host, report, kernels, can).run(ctx, source)
+	return newAgent(c, o).run(ctx)
 }
 
 // untilDone is the error of what was called off because the context has ended: being

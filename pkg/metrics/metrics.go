@@ -56,6 +56,7 @@ type Metrics struct {
 	mu               sync.Mutex
 	pending          map[model.Family]pending
 
+	applyProgress          *k8smetrics.GaugeVec
 	rules                  *k8smetrics.GaugeVec
 	rulesWritten           *k8smetrics.GaugeVec
 	restoreFailures        *k8smetrics.CounterVec
@@ -79,18 +80,22 @@ type Metrics struct {
 
 type pending struct{ services, endpoints int }
 
-// New registers the metrics and returns them. The counters of the given families
-// exist from the start, at zero: an alert on their rate would miss the first
-// failure of a counter that appears with it.
-func New(reg Registerer, families ...model.Family) *Metrics {
+// New registers the metrics and returns them.
+func New(reg Registerer) *Metrics {
 	m := declare()
 	reg.MustRegister(
 		m.syncDuration, m.fullSyncDuration, m.partialSyncDuration, m.programming, m.lastSync, m.lastQueued, m.syncs,
 		m.serviceChanges, m.servicesPending, m.endpointChanges, m.endpointsPending,
-		m.rules, m.rulesWritten, m.restoreFailures, m.partialRestoreFailures, m.noLocalEndpoints, m.refused, m.capability, m.canaryRepairs,
+		m.applyProgress, m.rules, m.rulesWritten, m.restoreFailures, m.partialRestoreFailures, m.noLocalEndpoints, m.refused, m.capability, m.canaryRepairs,
 		m.repairsDelayed, m.repairWait, m.inspections, m.inspectionSeconds,
 		m.healthz, m.livez, m.conntrackDuration, m.conntrackDeleted, m.failedOver,
 	)
+	return m
+}
+
+// SetFamilies makes the counters of the families exist, at zero: an alert on their rate
+// would miss the first failure of a counter that appears with it.
+func (m *Metrics) SetFamilies(families ...model.Family) {
 	for _, fam := range families {
 		m.restoreFailures.WithLabelValues(fam.String())
 		m.partialRestoreFailures.WithLabelValues(fam.String())
@@ -99,7 +104,6 @@ func New(reg Registerer, families ...model.Family) *Metrics {
 		m.repairsDelayed.WithLabelValues(fam.String())
 		m.repairWait.WithLabelValues(fam.String())
 	}
-	return m
 }
 
 // SyncQueued records that a sync of the family was asked for at that time. Far
@@ -152,6 +156,12 @@ func (m *Metrics) Pending(fam model.Family, services, endpoints int) {
 	}
 	m.servicesPending.Set(float64(most.services))
 	m.endpointsPending.Set(float64(most.endpoints))
+}
+
+// ApplyProgress says for how many of so many Service ports the rules are written, all
+// of them after a sync that succeeded.
+func (m *Metrics) ApplyProgress(fam model.Family, written, of int) {
+	m.applyProgress.WithLabelValues(fam.String()).Set(float64(written) / float64(max(of, 1)))
 }
 
 // Rules says how many rules of ours the family's table holds.

@@ -38,7 +38,7 @@ func samples(scraped string) string {
 
 func TestNewStartsCountersAtZero(t *testing.T) {
 	reg := k8smetrics.NewKubeRegistry()
-	New(reg, model.IPv4, model.IPv6)
+	New(reg).SetFamilies(model.IPv4, model.IPv6)
 	const want = `kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family="IPv4"} 0
 kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family="IPv6"} 0
 kubeproxy_sync_proxy_rules_endpoint_changes_pending 0
@@ -78,6 +78,7 @@ func TestValues(t *testing.T) {
 	m.Pending(model.IPv6, 2, 5)
 	m.Rules(model.IPv4, "nat", 120)
 	m.RulesWritten(model.IPv4, "nat", 7)
+	m.ApplyProgress(model.IPv4, 3, 4)
 	m.RestoreFailed(model.IPv6)
 	m.PartialSyncFailed(model.IPv6)
 	m.NoLocalEndpoints(model.IPv4, Internal, 2)
@@ -119,6 +120,7 @@ kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_pol
 kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="internal"} 2
 kubeproxy_sync_proxy_rules_service_changes_pending 3
 kubeproxy_sync_proxy_rules_service_changes_total 1
+miniproxy_apply_progress_ratio{ip_family="IPv4"} 0.75
 miniproxy_canary_repairs_total{ip_family="IPv4",reason="flushed",table="nat"} 1
 miniproxy_connections_failed_over_total{ip_family="IPv6"} 6
 miniproxy_inspection_seconds_total{ip_family="IPv4"} 1.5
@@ -196,7 +198,7 @@ func TestAccountingIsAbsentWithoutObjects(t *testing.T) {
 }
 
 // registerOnce registers with the process, which can be done once in its life.
-var registerOnce = sync.OnceFunc(func() { New(ProcessRegistry{}, model.IPv4) })
+var registerOnce = sync.OnceFunc(func() { New(ProcessRegistry{}).SetFamilies(model.IPv4) })
 
 // TestProcessRegistry asks the real registry for the names from outside this
 // package that dashboards show beside ours.

@@ -1,6 +1,8 @@
 package tracker
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -15,7 +17,7 @@ import (
 // Service that has no cluster IP of the family, is headless or only a name.
 func servicePorts(svc *corev1.Service, family model.Family) []model.ServicePort {
 	clusterIP := clusterIP(svc, family)
-	if svc.Spec.Type == corev1.ServiceTypeExternalName || !clusterIP.IsValid() {
+	if svc.Spec.Type == corev1.ServiceTypeExternalName || !clusterIP.IsValid() || !hasUsableName(svc) {
 		return nil
 	}
 	shared := model.ServicePort{
@@ -36,7 +38,7 @@ func servicePorts(svc *corev1.Service, family model.Family) []model.ServicePort 
 	ports := make([]model.ServicePort, 0, len(svc.Spec.Ports))
 	for _, p := range svc.Spec.Ports {
 		number := portNumber(p.Port)
-		if number == 0 {
+		if number == 0 || !isProtocol(p.Protocol) {
 			continue
 		}
 		port := shared
@@ -106,6 +108,37 @@ func affinityTimeout(svc *corev1.Service) time.Duration {
 		seconds = *c.ClientIP.TimeoutSeconds
 	}
 	return time.Duration(seconds) * time.Second
+}
+
+// Unfit says which parts of a Service get no rules although they ask for some. No API
+// server lets such a Service in; if one comes all the same, no other Service is to
+// suffer from it.
+func Unfit(svc *corev1.Service) error {
+	if !hasUsableName(svc) {
+		return fmt.Errorf("the name %q in the namespace %q could be taken for that of another Service's port", svc.Name, svc.Namespace)
+	}
+	var errs []error
+	for _, p := range svc.Spec.Ports {
+		if portNumber(p.Port) == 0 || !isProtocol(p.Protocol) {
+			errs = append(errs, fmt.Errorf("port %q: there is no %s port %d", p.Name, protocol(p.Protocol), p.Port))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// hasUsableName reports whether "namespace/name:port", from which chains have their
+// names, belongs to this Service alone.
+func hasUsableName(svc *corev1.Service) bool {
+	return !strings.ContainsAny(svc.Namespace, "/:") && !strings.ContainsAny(svc.Name, "/:")
+}
+
+// isProtocol reports whether rules can tell the protocol's ports apart.
+func isProtocol(p corev1.Protocol) bool {
+	switch protocol(p) {
+	case model.TCP, model.UDP, model.SCTP:
+		return true
+	}
+	return false
 }
 
 // protocol fills in the API's default.
