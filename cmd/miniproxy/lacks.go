@@ -7,8 +7,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/miniproxy/miniproxy/pkg/canary"
 	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/proxier"
+	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
 // sync writes the rules, with what is known to be there.
@@ -69,6 +71,29 @@ func (f *familyAgent) reportLacks(r proxier.Result) {
 	for _, feature := range missing {
 		f.told[feature.Name] = true
 	}
+}
+
+// canaries is where the canary keeps its rules.
+func (f *familyAgent) canaries() canary.Chains {
+	if f.can.lacks().Comment {
+		return uncommented{f.kernel}
+	}
+	return f.kernel
+}
+
+// uncommented are chains of a kernel that knows no comments.
+type uncommented struct{ canary.Chains }
+
+// HasRule implements canary.Chains.
+func (u uncommented) HasRule(ctx context.Context, id ruleset.ChainID, rule ruleset.Rule) (bool, error) {
+	rule.Comment = ""
+	return u.Chains.HasRule(ctx, id, rule)
+}
+
+// EnsureRule implements canary.Chains.
+func (u uncommented) EnsureRule(ctx context.Context, id ruleset.ChainID, rule ruleset.Rule) error {
+	rule.Comment = ""
+	return u.Chains.EnsureRule(ctx, id, rule)
 }
 
 // hasSCTP reports whether a Service has a port of SCTP.

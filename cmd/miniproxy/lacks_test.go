@@ -194,6 +194,7 @@ func TestAgentDegrades(t *testing.T) {
 				agent := startDegraded(t, node.Host, backend, programs, "--manifests="+manifests)
 				defer agent.stop(t)
 				awaitReady(t, node.Host)
+				awaitCanaries(t, node.Host, backend)
 				agent.mustLack(t, node, append(d.also, d.feature)...)
 				mustHaveNo(t, node.Host, backend, d.words...)
 				for _, addr := range []string{"10.96.0.80", "fd00:96::80"} {
@@ -231,6 +232,17 @@ func (a *degradedAgent) mustLack(t *testing.T, node *lab.Node, want ...string) {
 		if line := fmt.Sprintf("miniproxy_refused_service_ports{ip_family=%q} 0\n", family); !strings.Contains(text, line) {
 			t.Errorf("the metrics do not say %s", line)
 		}
+	}
+}
+
+// awaitCanaries waits until each table has its canary.
+func awaitCanaries(t *testing.T, host *lab.Host, backend iptables.Backend) {
+	t.Helper()
+	for _, program := range []string{"iptables", "ip6tables"} {
+		awaitFailover(t, "the canaries of "+program, func() bool {
+			saved, err := host.Run(t.Context(), program+"-"+string(backend)+"-save")
+			return err == nil && strings.Count(saved, "-A KUBE-PROXY-CANARY ") == 3
+		})
 	}
 }
 
