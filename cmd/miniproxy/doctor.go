@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
-	"os"
 	"time"
 
 	"github.com/miniproxy/miniproxy/pkg/config"
@@ -123,7 +122,7 @@ func (e *examination) look(check string, err error, finding func() doctor.Findin
 }
 
 func (e *examination) couldNotLook(check string, err error) {
-	if os.Geteuid() != 0 && iptables.IsBusy(err) {
+	if iptables.IsBusy(err) && !mayAdministerNetwork() {
 		err = doctor.ErrNeedsRoot // the programs have one status for this and for a lock that is held
 	}
 	e.add(doctor.CouldNotLook(check, err))
