@@ -108,7 +108,7 @@ func (f *familyAgent) run(ctx context.Context) error {
 		return nil
 	case <-f.begun:
 	}
-	watch := canary.New(f.canaries(), f.config.SyncPeriod, f.touched)
+	watch := canary.New(f.kernel, f.config.SyncPeriod, f.touched)
 	var parts sync.WaitGroup
 	var err error
 	parts.Go(func() { err = watch.Run(ctx) })
@@ -203,6 +203,11 @@ func (f *familyAgent) Synced(ctx context.Context, r proxier.Result) {
 	}
 }
 
+// Writing implements proxier.Observer.
+func (f *familyAgent) Writing(servicePorts, of int) {
+	f.metrics.ApplyProgress(f.family, servicePorts, of)
+}
+
 // reportHealthPort reports a health-check node port that cannot be listened on.
 func (a *agent) reportHealthPort(name model.ServiceName, check health.Check, err error) {
 	a.report.aboutService(name, check.UID, reasonPortFailed, actionListen,
@@ -287,6 +292,7 @@ func (f *familyAgent) record(r proxier.Result) {
 		return
 	}
 	f.metrics.SyncSucceeded(f.family, now)
+	f.metrics.ApplyProgress(f.family, 1, 1)
 	f.metrics.Refused(f.family, len(r.Refusals))
 	f.metrics.NoLocalEndpoints(f.family, metrics.Internal, r.NoLocalInternal)
 	f.metrics.NoLocalEndpoints(f.family, metrics.External, r.NoLocalExternal)

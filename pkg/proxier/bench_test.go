@@ -36,6 +36,9 @@ func (*idleKernel) EnsureJumps(context.Context, []ruleset.Hook) ([]iptables.Chan
 // Synced implements Observer.
 func (*idleKernel) Synced(context.Context, Result) {}
 
+// Writing implements Observer.
+func (*idleKernel) Writing(int, int) {}
+
 // largeCluster is a tracker that was told of many Services with ten endpoints each,
 // and a proxier that has written none of them yet.
 func largeCluster(services int) (*tracker.Tracker, *Proxier, *idleKernel) {

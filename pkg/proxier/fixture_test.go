@@ -42,8 +42,9 @@ type host struct {
 	inputs []string
 	// afterRestore is called after every restore.
 	afterRestore func()
-	// last is the result of the last sync.
-	last Result
+	// last is the result of the last sync, written what it told of its progress.
+	last    Result
+	written []int
 }
 
 func newHost(t *testing.T) *host {
@@ -102,6 +103,9 @@ func (h *host) EnsureJumps(ctx context.Context, hooks []ruleset.Hook) ([]iptable
 
 // Synced implements Observer.
 func (h *host) Synced(_ context.Context, r Result) { h.last = r }
+
+// Writing implements Observer.
+func (h *host) Writing(servicePorts, _ int) { h.written = append(h.written, servicePorts) }
 
 // sync fails the test if the sync fails, or if the kernel then holds anything else
 // than a fresh rendering of the same objects.

@@ -33,7 +33,8 @@ type Kernel interface {
 	EnsureJumps(ctx context.Context, hooks []ruleset.Hook) ([]iptables.Change, error)
 }
 
-// Tracker is where the proxier learns what the cluster says.
+// Tracker is where the proxier learns what the cluster says. A call of Take brings the
+// maps of earlier snapshots up to date, too: a long sync calls it between its chunks.
 type Tracker interface {
 	Take() (model.Snapshot, tracker.Changes)
 }
@@ -41,6 +42,9 @@ type Tracker interface {
 // Observer hears of every sync. It is called from the sync loop, which waits for it.
 type Observer interface {
 	Synced(ctx context.Context, result Result)
+	// Writing tells, after each chunk, for how many of the Service ports that a sync
+	// looks at everything was written but what leads there.
+	Writing(servicePorts, of int)
 }
 
 // Result says what a sync did.
@@ -218,6 +222,7 @@ func (p *Proxier) write(ctx context.Context, snapshot model.Snapshot, full bool)
 	names, err := p.syncProxyRules(ctx, w, snapshot, full)
 	for suspects := p.blamed(err); isRefused(err); suspects = nil {
 		good.restore()
+		names = merge(names, p.unsynced.ServicePorts) // with those that came meanwhile
 		if !p.contain(ctx, snapshot, good, suspects, names) {
 			break
 		}
@@ -227,6 +232,7 @@ func (p *Proxier) write(ctx context.Context, snapshot model.Snapshot, full bool)
 	}
 	if err != nil {
 		good.restore()
+		names = merge(names, p.unsynced.ServicePorts) // with those that came meanwhile
 		// Nobody knows which of these the kernel holds, so that none of them can be kept.
 		for _, name := range names {
 			good.replace(name, nil)

@@ -85,13 +85,20 @@ func (c *cluster) follow() {
 		c.proxier.settings.Chunk = 1 + c.IntN(20)
 		before := c.rules()
 		var states []ruleset.Ruleset
-		if c.IntN(5) == 0 { // it takes long
+		switch c.IntN(5) { // it takes long
+		case 0:
 			c.afterRestore = func() { states = append(states, c.rules()) }
+		case 1:
+			c.afterRestore = c.changeMeanwhile
 		}
 		err := c.proxier.Sync(c.context())
 		c.afterRestore = nil
 		if failed && !c.last.Full {
 			c.t.Error("B-40 the sync after a failed one was not full")
+		}
+		if err == nil && states == nil {
+			// What happened meanwhile may have come after the last chunk.
+			err = c.proxier.Sync(c.context())
 		}
 		if err == nil {
 			c.mustEqualFreshStart()
@@ -103,6 +110,13 @@ func (c *cluster) follow() {
 		c.kernel.SetLocked(false)
 	}
 	c.t.Error("no sync succeeded")
+}
+
+// changeMeanwhile makes random events between two transactions of a sync.
+func (c *cluster) changeMeanwhile() {
+	if c.IntN(3) == 0 {
+		c.change()
+	}
 }
 
 // mustEqualFreshStart compares with what an agent would write that is told of the

@@ -41,7 +41,7 @@ func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.
 	if err != nil {
 		return dirty, err
 	}
-	if err := w.removeAll(ctx, append(dispatchGone, gone...)); err != nil {
+	if err := w.removeAll(ctx, append(dispatchGone, p.unowned(gone)...)); err != nil {
 		return dirty, err
 	}
 	if full || p.jumpsChecked.IsZero() {
@@ -72,21 +72,47 @@ func (p *Proxier) writeUnits(ctx context.Context, w *writer, snapshot model.Snap
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range names {
+	write := func(name model.ServicePortName) {
 		var current *unit
 		if refusal, refused := p.quarantine[name]; refused && full {
 			current = p.hold(refusal, existing)
 		} else if refused {
-			continue
+			return
 		} else if port, exists := snapshot.Services[name]; exists {
 			current = p.writeUnit(w, render.ServicePort(port, snapshot.Endpoints[name], p.opts))
 		}
 		gone = append(gone, p.replaceUnit(name, current)...)
-		if err := w.flushIfFull(ctx); err != nil {
+	}
+	so := newProgress(len(names))
+	for _, name := range names {
+		write(name)
+		so.written++
+		if !w.isFull() {
+			continue
+		}
+		if err := w.flush(ctx); err != nil {
 			return nil, err
+		}
+		p.chunkWritten(ctx, so)
+		// However many these are, a whole chunk of the others follows before there can be
+		// more of them.
+		for _, name := range p.takeMore() {
+			write(name)
+			if err := w.flushIfFull(ctx); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return gone, nil
+}
+
+// unowned returns those of the chains that no unit has any more. One that had gone may
+// be back by the end of a long sync.
+func (p *Proxier) unowned(ids []ruleset.ChainID) []ruleset.ChainID {
+	return slices.DeleteFunc(ids, func(id ruleset.ChainID) bool {
+		last, _ := p.ledger.last(id)
+		return last.owner != nil && last.owner == p.units.byName[last.owner.Name]
+	})
 }
 
 // chainsToKeep lists the chains that the kernel holds before a full sync, if there

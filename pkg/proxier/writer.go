@@ -72,6 +72,9 @@ func (w *writer) write(chain ruleset.Chain, owner *unit) {
 // nothing refers to then, but one that comes later in the list.
 func (w *writer) removeAll(ctx context.Context, ids []ruleset.ChainID) error {
 	for _, id := range ids {
+		if _, known := w.ledger.last(id); !known {
+			continue // it stands in the list twice
+		}
 		w.builder.Delete(id)
 		w.ledger.forget(id)
 		if err := w.flushIfFull(ctx); err != nil {
@@ -84,11 +87,13 @@ func (w *writer) removeAll(ctx context.Context, ids []ruleset.ChainID) error {
 // flushIfFull hands over what was collected once it is enough for a chunk. To be
 // called only where nothing collected still waits for a chain to be added.
 func (w *writer) flushIfFull(ctx context.Context) error {
-	if w.builder.Len() < w.chunk {
+	if !w.isFull() {
 		return nil
 	}
 	return w.flush(ctx)
 }
+
+func (w *writer) isFull() bool { return w.builder.Len() >= w.chunk }
 
 // flush hands over everything that was collected.
 func (w *writer) flush(ctx context.Context) error {

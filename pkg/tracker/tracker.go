@@ -183,7 +183,7 @@ type Changes struct {
 
 // Take brings the snapshot up to date and says what changed since the last call.
 // Services and endpoints are taken at one moment, so that no change can fall
-// between them. The snapshot is valid until the next call.
+// between them. The next call changes the maps of the snapshot.
 func (t *Tracker) Take() (model.Snapshot, Changes) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -215,6 +215,9 @@ func (a *agent) start(yaml []byte) {
 // Synced implements proxier.Observer.
 func (a *agent) Synced(_ context.Context, r proxier.Result) { a.err = r.Err }
 
+// Writing implements proxier.Observer.
+func (*agent) Writing(int, int) {}
+
 // addresses are those of the host's interfaces, loopback among them.
 func (a *agent) addresses() []netip.Addr {
 	addrs := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}
