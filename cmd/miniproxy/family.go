@@ -108,7 +108,7 @@ func (f *familyAgent) run(ctx context.Context) error {
 		return nil
 	case <-f.begun:
 	}
-	watch := canary.New(f.kernel, f.config.SyncPeriod, f.touched)
+	watch := canary.New(f.canaries(), f.config.SyncPeriod, f.touched)
 	var parts sync.WaitGroup
 	var err error
 	parts.Go(func() { err = watch.Run(ctx) })
