@@ -49,8 +49,11 @@ type Failover struct {
 	served map[model.ServicePortName]routes
 	// lost are the frontends that the table must be searched for, without backends.
 	lost desired
-	// outage says that for a time no rules led anywhere.
+	// outage says that for a time rules were missing.
 	outage bool
+	// unanswered are the entries of connections to where the rules lead that waited for
+	// an answer when the table was searched after an outage.
+	unanswered map[uint32]bool
 }
 
 // NewFailover returns a Failover that has done nothing yet. With dropEstablished,
@@ -60,10 +63,11 @@ func NewFailover(fam model.Family, table Table, rec FailoverRecorder, dropEstabl
 	return &Failover{fam: fam, table: table, rec: rec, host: HostAddresses, dropEstablished: dropEstablished, lost: newDesired()}
 }
 
-// AfterOutage says that the rules had been missing, or may have been: somebody
-// flushed them, or the agent has just started. A SYN that came meanwhile went
-// untranslated to where nobody answers, and so would all its repetitions; the next
-// Clean frees these connections as well.
+// AfterOutage says that rules had been missing, or may have been: somebody flushed
+// them, or the agent has just started. A SYN that came meanwhile went untranslated to
+// where nobody answers, or to an endpoint whose answer went past this node, since the
+// source was not masqueraded. So would all its repetitions; the next Clean frees these
+// connections as well.
 func (f *Failover) AfterOutage() {
 	f.served, f.outage = nil, true
 }
@@ -150,7 +154,11 @@ func (f *Failover) behindLost(snap model.Snapshot, nodePorts NodePorts) (desired
 // An endpoint that still serves, such as one that is terminating while others are
 // ready, will answer the SYN that just reached it. Its connections get the time for
 // that; no new one is led there.
+//
+// So have, after an outage, all connections that wait: those that began while rules
+// were missing cannot be told from those that began just now.
 func (f *Failover) free(ctx context.Context, d desired) error {
+	f.unanswered = map[uint32]bool{}
 	left, err := f.pass(ctx, d, up)
 	if left == 0 || err != nil {
 		return err
@@ -165,7 +173,7 @@ func (f *Failover) free(ctx context.Context, d desired) error {
 }
 
 // pass deletes the entries of connections that wait for an address which stands below
-// a mark. It returns how many others wait where no new connection would be led.
+// a mark, or that waited for one in a former pass after an outage. It returns how many others wait where no new connection would be led.
 func (f *Failover) pass(ctx context.Context, d desired, mark standing) (left int, err error) {
 	logger := klog.FromContext(ctx)
 	start := time.Now()
@@ -185,6 +193,12 @@ func (f *Failover) pass(ctx context.Context, d desired, mark standing) (left int
 			logger.V(4).Info("TCP connection waits in vain", "source", e.Source, "frontend", e.Destination, "leadsTo", e.ReplySource)
 			return waiting.add(ctx, e)
 		case e.Waiting && is < chosen:
+			left++
+		case e.Waiting && f.unanswered[e.ID]:
+			logger.V(4).Info("TCP connection from the time without rules", "source", e.Source, "frontend", e.Destination, "leadsTo", e.ReplySource)
+			return waiting.add(ctx, e)
+		case e.Waiting && f.outage:
+			f.unanswered[e.ID] = true
 			left++
 		case f.dropEstablished && is == absent:
 			logger.V(4).Info("TCP connection to a removed endpoint", "source", e.Source, "frontend", e.Destination, "leadsTo", e.ReplySource)

@@ -371,7 +371,8 @@ func TestAfterOutage(t *testing.T) {
 		{"answered", served, established(viaNodePort, viaNodePort), true, false},
 		{"no endpoint to go to", empty, syn(viaNodePort, viaNodePort), true, false},
 		{"no frontend of ours", served, syn(endpointA, endpointA), true, false},
-		{"translated to a live endpoint", served, syn(viaService, endpointA), true, false},
+		{"no answer from a live endpoint", served, syn(viaService, endpointA), true, true},
+		{"no answer from a live endpoint, without an outage", served, syn(viaService, endpointA), false, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -400,4 +401,35 @@ func TestAfterOutage(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAfterOutageLetsEndpointsAnswer holds that of the connections to where the rules
+// lead only those go that were there at once and still wait a moment later.
+func TestAfterOutageLetsEndpointsAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answered, silent, late := syn(to(clusterIP, servicePort), endpointA), syn(to(vip, servicePort), endpointA), syn(to(nodeIP, nodePort), endpointA)
+		answered.ID, silent.ID, late.ID = 1, 2, 3
+		table, rec := &fakeTable{}, &record{}
+		f := newFailover(table, rec, false)
+		served := webSnapshot(serving(endpointA))
+		if err := f.Clean(t.Context(), served, nil, allNodePorts); err != nil {
+			t.Fatal(err)
+		}
+		table.entries = []Entry{answered, silent}
+		table.dumped = func() {
+			if len(table.entries) == 2 {
+				table.entries[0].Waiting = false
+				table.entries = append(table.entries, late)
+			}
+		}
+		f.AfterOutage()
+		if err := f.Clean(t.Context(), served, nil, allNodePorts); err != nil {
+			t.Fatal(err)
+		}
+		answered.Waiting = false
+		checkEntries(t, table, answered, late)
+		if rec.freed != 1 {
+			t.Errorf("got %d freed, want 1", rec.freed)
+		}
+	})
 }
