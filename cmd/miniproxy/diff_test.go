@@ -320,6 +320,32 @@ func legacyTableNames(t *testing.T, host *lab.Host) string {
 	return string(text)
 }
 
+// What the kernel lacks is not missing from the rules.
+func TestDiffExpectsWhatTheKernelHas(t *testing.T) {
+	if !lab.HasIPv6() {
+		t.Skip("this kernel has no IPv6")
+	}
+	host, err := labtest.New(t).Host("n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifests := "--manifests=" + write(t, "services.yaml", degradedServices)
+	for _, d := range degradations {
+		t.Run(strings.Join(d.words, ","), func(t *testing.T) {
+			programs := lackingPrograms(t, iptables.NFT, model.Families[:], d.words...)
+			cleanUpOn(t, host, iptables.NFT)
+			agent := startDegraded(t, host, iptables.NFT, programs, manifests)
+			awaitReady(t, host)
+			awaitCanaries(t, host, iptables.NFT)
+			agent.stop(t)
+			t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
+			if got := diffOn(t, host, append(agentArgs(iptables.NFT), manifests)...); got != (outcome{}) {
+				t.Errorf("got %+v, want no difference", got)
+			}
+		})
+	}
+}
+
 func TestDiffTrouble(t *testing.T) {
 	labtest.Require(t)
 	host, err := labtest.New(t).Host("n1")

@@ -115,9 +115,22 @@ func (o *options) want(cluster *view, family model.Family, found abilities) (aud
 	chains, _ := render.Snapshot(snapshot, opts)
 	return audit.Want{
 		Chains:   chains,
-		Canaries: canary.All(),
+		Canaries: canaries(can.lacks()),
 		Hooks:    can.lacks().Hooks(),
 		Owns:     render.Owns,
 		Shared:   render.SharedChains(),
 	}, nil
+}
+
+// canaries are the canary chains as the agent keeps them.
+func canaries(lacks render.Lacks) []ruleset.Chain {
+	chains := canary.All()
+	for _, chain := range chains {
+		for i := range chain.Rules {
+			if lacks.Comment {
+				chain.Rules[i].Comment = ""
+			}
+		}
+	}
+	return chains
 }
