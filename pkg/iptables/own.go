@@ -38,18 +38,23 @@ const keepOwn = 5 * time.Second
 const maxProcessName = 15
 
 // begin takes note of a program that is about to touch chains. The function that it
-// returns is to be called when the program has ended.
-func (o *ownWrites) begin(program string, chains map[ruleset.ChainID]bool) (end func()) {
+// returns is to be called when the program has ended, and told whether the program may
+// have written: who waits for the notice of a transaction that never was takes somebody
+// else's for it.
+func (o *ownWrites) begin(program string, chains map[ruleset.ChainID]bool) (end func(wrote bool)) {
 	name := filepath.Base(program)
 	w := &ownWrite{process: name[:min(len(name), maxProcessName)], chains: chains}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.forget()
 	o.writes = append(o.writes, w)
-	return func() {
+	return func(wrote bool) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		w.ended = time.Now()
+		if !wrote {
+			clear(w.chains)
+		}
 	}
 }
 
@@ -121,19 +126,22 @@ type notedChains struct {
 	program string
 }
 
-func (c notedChains) begin(table, chain string) (end func()) {
+// write takes note of a program that changes one chain. It either does or fails; that a
+// chain is there already is a failure of NewChain.
+func (c notedChains) write(table, chain string, do func() error) error {
 	id := ruleset.ChainID{Table: ruleset.Table(table), Name: chain}
-	return c.own.begin(c.program, map[ruleset.ChainID]bool{id: true})
+	end := c.own.begin(c.program, map[ruleset.ChainID]bool{id: true})
+	err := do()
+	end(exitStatus(err) < 1) // killed programs have none
+	return err
 }
 
 // NewChain implements Chains.
 func (c notedChains) NewChain(table, chain string) error {
-	defer c.begin(table, chain)()
-	return c.Chains.NewChain(table, chain)
+	return c.write(table, chain, func() error { return c.Chains.NewChain(table, chain) })
 }
 
 // Insert implements Chains.
 func (c notedChains) Insert(table, chain string, position int, rule ...string) error {
-	defer c.begin(table, chain)()
-	return c.Chains.Insert(table, chain, position, rule...)
+	return c.write(table, chain, func() error { return c.Chains.Insert(table, chain, position, rule...) })
 }

@@ -1,6 +1,8 @@
 package iptables
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"testing"
 	"testing/synctest"
@@ -48,7 +50,7 @@ func TestOwnWrites(t *testing.T) {
 					end := own.begin("/usr/sbin/iptables-nft-restore", touchedBy([]byte(input)))
 					time.Sleep(time.Hour)
 					if when != "while it runs" {
-						end()
+						end(true)
 					}
 					if when == "later" {
 						time.Sleep(keepOwn)
@@ -64,6 +66,50 @@ func TestOwnWrites(t *testing.T) {
 					}
 				}
 			})
+		})
+	}
+}
+
+// statusError is the failure of a program.
+type statusError int
+
+func (e statusError) Error() string   { return fmt.Sprintf("exit status %d", int(e)) }
+func (e statusError) ExitStatus() int { return int(e) }
+
+// oneWrite has NewChain and Insert end in one way.
+type oneWrite struct {
+	Chains
+	err error
+}
+
+func (c oneWrite) NewChain(string, string) error               { return c.err }
+func (c oneWrite) Insert(string, string, int, ...string) error { return c.err }
+
+// TestFailedWriteHidesNothing: the chain that the agent asked for and that was there
+// already may be changed by somebody else at once.
+func TestFailedWriteHidesNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		err  error
+		want bool
+	}{
+		{"written", nil, true},
+		{"refused", statusError(1), false},
+		{"killed", errors.New("signal: killed"), true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for verb, do := range map[string]func(notedChains) error{
+				"NewChain": func(c notedChains) error { return c.NewChain("nat", "A") },
+				"Insert":   func(c notedChains) error { return c.Insert("nat", "A", 1, "-j", "B") },
+			} {
+				var own ownWrites
+				if err := do(notedChains{Chains: oneWrite{err: tt.err}, own: &own, program: "/usr/sbin/iptables-nft"}); !errors.Is(err, tt.err) {
+					t.Fatal(err)
+				}
+				if got := own.isOurs(Edit{Process: "iptables-nft", Chains: natEdits("A")}); got != tt.want {
+					t.Errorf("%s: ours = %v, want %v", verb, got, tt.want)
+				}
+			}
 		})
 	}
 }

@@ -169,7 +169,8 @@ func (r *Runner) Supported(ctx context.Context) error {
 // ran and failed.
 func (r *Runner) Restore(ctx context.Context, input []byte) error {
 	if r.backend == NFT {
-		defer r.own.begin(r.seams.Restore, touchedBy(input))()
+		// One that fails may have written a table before it came to another.
+		defer r.own.begin(r.seams.Restore, touchedBy(input))(true)
 	}
 	_, err := r.seams.Run(ctx, input, r.seams.Restore, "-w", strconv.Itoa(r.seams.LockWait), "--noflush", "--counters")
 	if failed, ok := errors.AsType[*CommandError](err); ok && failed.Status >= 0 {
