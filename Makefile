@@ -20,8 +20,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 
 # Packages with tests that need root: they say that they obey MINIPROXY_REQUIRE_ROOT,
 # which turns their skips into failures.
-ROOT_PACKAGES = $(shell $(GO) list $$(grep -rlE 'MINIPROXY_REQUIRE_ROOT|lab/labtest' --include='*_test.go' cmd pkg | xargs -n1 dirname | sort -u | sed 's|^|./|'))
-PACKAGES = $(shell $(GO) list -test -f '{{$$p := .ForTest}}{{range .Deps}}{{if eq . "$(MODULE)/pkg/lab/labtest"}}{{$$p}}{{"\n"}}{{end}}{{end}}' ./... | grep -v '/test/e2e$$' | sort -u)
+ROOT_PACKAGES = $(shell $(GO) list $$(grep -rlE 'MINIPROXY_REQUIRE_ROOT|/pkg/lab/labtest"' --include='*_test.go' cmd pkg test | xargs -n1 dirname | grep -vx test/e2e | sort -u | sed 's|^|./|'))
 PACKAGES = $(shell $(GO) list ./... | grep -v '/test/e2e$$')
 
 # Programs that need root are started with sudo by everybody else.
