@@ -44,8 +44,8 @@ func report(c config, m machine, results []*result) string {
 
 // values are the cells of a row.
 func (r *result) values() []string {
-	if len(r.starts) == 0 {
-		return []string{r.row.name, strings.ReplaceAll(fmt.Sprint(r.failure), "\n", " "), "", "", "", "", ""}
+	if r.failure != nil {
+		return []string{r.row.name, strings.ReplaceAll(r.failure.Error(), "\n", " "), "", "", "", "", ""}
 	}
 	return []string{
 		r.row.name,
@@ -67,7 +67,7 @@ func (r *result) perChange() time.Duration {
 // what is above the floor.
 func (r *result) ratios(o *result, floor []time.Duration) []string {
 	name := r.row.name + " ÷ " + o.row.name
-	if len(o.starts) == 0 {
+	if o.failure != nil {
 		if late, ok := errors.AsType[errNotReady](o.failure); ok {
 			return []string{name, fmt.Sprintf("< %.3f", quantile(r.starts, 0.5).Seconds()/late.bound.Seconds()), "", "", "", "", ""}
 		}
