@@ -53,7 +53,7 @@ func newDrift(f *familyAgent) *drift {
 	if f.kernel.Backend() == iptables.NFT {
 		d.patrol = canary.NewPatrol(&nftInspector{drift: d}, min(glanceNFT, lookPeriod), lookPeriod)
 	} else {
-		d.patrol = canary.NewPatrol(&legacyInspector{drift: d}, glanceLegacy, lookPeriod)
+		d.patrol = canary.NewPatrol(&legacyInspector{drift: d, marks: map[ruleset.Table]mark{}}, glanceLegacy, lookPeriod)
 	}
 	return d
 }

@@ -75,7 +75,8 @@ func settled(err error) error {
 // each table is all that the kernel tells at once.
 type legacyInspector struct {
 	drift *drift
-	// marks are what the tables were like when they were last looked at.
+	// marks are what the tables were like when nothing was wrong with them. One that has
+	// none is looked at again: what is being repaired may be damaged once more.
 	marks map[ruleset.Table]mark
 	moved []ruleset.Table
 }
@@ -102,11 +103,7 @@ func (l *legacyInspector) Glance(context.Context) (canary.Verdict, error) {
 		if !settled {
 			continue
 		}
-		last, known := l.marks[table]
-		switch {
-		case !known:
-			l.setMark(table, now)
-		case now.movedSince(last):
+		if last, known := l.marks[table]; !known || now.movedSince(last) {
 			l.moved = append(l.moved, table)
 		}
 	}
@@ -139,13 +136,6 @@ func (l *legacyInspector) mark(table ruleset.Table) (now mark, settled bool, err
 	return mark{print, entries, writes}, settled && after == writes, nil
 }
 
-func (l *legacyInspector) setMark(table ruleset.Table, m mark) {
-	if l.marks == nil {
-		l.marks = map[ruleset.Table]mark{}
-	}
-	l.marks[table] = m
-}
-
 // Look implements canary.Inspector.
 func (l *legacyInspector) Look(ctx context.Context, everything bool) (complete bool, err error) {
 	start, tables := time.Now(), l.moved
@@ -162,7 +152,10 @@ func (l *legacyInspector) Look(ctx context.Context, everything bool) (complete b
 			return false, settled(err)
 		}
 		l.drift.damaged(found)
-		l.setMark(table, now)
+		delete(l.marks, table)
+		if found.IsNone() {
+			l.marks[table] = now
+		}
 	}
 	l.drift.looked(ctx, start)
 	return true, nil

@@ -126,8 +126,10 @@ func (p *Patrol) free() time.Time { return p.lookedAt.Add(movedShare * p.cost) }
 
 // walk looks if it is time for it.
 func (p *Patrol) walk(ctx context.Context) {
-	if due, ok := p.doubtDue(); ok && !time.Now().Before(due) {
-		p.look(ctx, true)
+	if due, ok := p.doubtDue(); ok {
+		if !time.Now().Before(due) {
+			p.look(ctx, true)
+		}
 		return
 	}
 	verdict, err := p.inspector.Glance(ctx)

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"os/exec"
 	"strings"
@@ -13,13 +14,24 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
+// SavedChain is a chain as iptables-save prints it.
+type SavedChain struct {
+	ruleset.ChainID
+	// Text changes with the text of the rules. It is to be compared with those that the
+	// same Runner tells.
+	Text uint64
+	// Rules is how many there are.
+	Rules int
+	lines []byte
+}
+
 // ReadChains reads a table as the programs print it, and calls each with those of its
 // chains that are wanted, one at a time, so that a table of any size takes the memory of
-// its largest chain. Rules that cannot be read are zero. An error of each ends the
+// its largest chain. A chain is valid until each returns. An error of each ends the
 // reading and is returned. On the nft backend a table of 100,000 chains takes minutes; on
 // the legacy backend looking creates the table.
-func (r *Runner) ReadChains(ctx context.Context, table ruleset.Table, wanted func(ruleset.ChainID) bool, each func(ruleset.Chain) error) error {
-	s := saved{table: table, wanted: wanted, each: each, declared: map[string]bool{}}
+func (r *Runner) ReadChains(ctx context.Context, table ruleset.Table, wanted func(ruleset.ChainID) bool, each func(SavedChain) error) error {
+	s := saved{table: table, wanted: wanted, each: each, seed: r.seed, declared: map[string]bool{}}
 	if err := r.seams.lines(ctx, s.read, r.seams.Save, "-t", string(table)); err != nil {
 		return fmt.Errorf("read the %v table %s: %w", r.family, table, err)
 	}
@@ -31,11 +43,15 @@ func (r *Runner) ReadChains(ctx context.Context, table ruleset.Table, wanted fun
 type saved struct {
 	table    ruleset.Table
 	wanted   func(ruleset.ChainID) bool
-	each     func(ruleset.Chain) error
+	each     func(SavedChain) error
+	seed     maphash.Seed
 	declared map[string]bool
-	// name and rules are the chain that is being read, and the lines of its rules.
+	// name is that of the chain that is being read, keep says whether it is wanted, and
+	// lines and rules are what was read of it.
 	name  string
-	rules []string
+	keep  bool
+	lines []byte
+	rules int
 }
 
 func (s *saved) read(lines *bufio.Scanner) error {
@@ -50,8 +66,8 @@ func (s *saved) read(lines *bufio.Scanner) error {
 	if err := s.hand(); err != nil {
 		return err
 	}
-	for name := range s.declared { // those without a rule
-		if err := s.each(ruleset.Chain{ChainID: ruleset.ChainID{Table: s.table, Name: name}}); err != nil {
+	for s.name = range s.declared { // those without a rule
+		if err := s.each(s.chain()); err != nil {
 			return err
 		}
 	}
@@ -67,12 +83,14 @@ func (s *saved) line(line []byte) error {
 				return err
 			}
 			s.name = string(name)
+			s.keep = s.isWanted(s.name)
 		}
-		if s.isWanted(s.name) {
-			s.rules = append(s.rules, string(line))
+		if s.keep {
+			s.lines = append(append(s.lines, line...), '\n')
+			s.rules++
 		}
-	case len(s.rules) > 0 && string(line) != "COMMIT":
-		s.rules[len(s.rules)-1] += "\n" + string(line) // of a comment that holds a newline
+	case s.rules > 0 && string(line) != "COMMIT":
+		s.lines = append(append(s.lines, line...), '\n') // of a comment that holds a newline
 	case len(line) > 0 && line[0] == ':':
 		if name, _, _ := bytes.Cut(line[1:], []byte(" ")); s.isWanted(string(name)) {
 			s.declared[string(name)] = true
@@ -87,31 +105,38 @@ func (s *saved) isWanted(name string) bool {
 
 // hand hands over the chain that was read.
 func (s *saved) hand() error {
-	if len(s.rules) == 0 {
+	if s.rules == 0 {
 		return nil
 	}
-	id := ruleset.ChainID{Table: s.table, Name: s.name}
-	chain := ruleset.Chain{ChainID: id, Rules: decodeRules(id, s.rules)}
 	delete(s.declared, s.name)
-	s.rules = s.rules[:0]
+	chain := s.chain()
+	s.lines, s.rules = s.lines[:0], 0
 	return s.each(chain)
 }
 
-// decodeRules reads the rules of a chain. What they jump to is not declared here, so
-// that it is kept as text, which is the same text.
-func decodeRules(id ruleset.ChainID, lines []string) []ruleset.Rule {
-	text := []byte("*" + string(id.Table) + "\n:" + id.Name + " - [0:0]\n")
-	for _, line := range lines {
-		text = append(append(text, line...), '\n')
+func (s *saved) chain() SavedChain {
+	return SavedChain{
+		ChainID: ruleset.ChainID{Table: s.table, Name: s.name},
+		Text:    maphash.Bytes(s.seed, s.lines),
+		Rules:   s.rules,
+		lines:   s.lines,
 	}
-	if decoded, err := ruleset.Decode(append(text, "COMMIT\n"...)); err == nil {
-		return decoded[id].Rules
+}
+
+// Decode reads the rules. What they jump to is not declared here, so that it is kept as
+// text, which is the same text. Rules that cannot be read are zero.
+func (c SavedChain) Decode() ruleset.Chain {
+	text := []byte("*" + string(c.Table) + "\n:" + c.Name + " - [0:0]\n")
+	text = append(append(text, c.lines...), "COMMIT\n"...)
+	if decoded, err := ruleset.Decode(text); err == nil {
+		return *decoded[c.ChainID]
 	}
-	rules := make([]ruleset.Rule, len(lines))
-	for i, found := range readRules(id, lines, func(string) bool { return false }) {
-		rules[i] = found.rule
+	chain := ruleset.Chain{ChainID: c.ChainID}
+	lines := strings.Split(strings.TrimSuffix(string(c.lines), "\n"), "\n")
+	for _, found := range readRules(c.ChainID, lines, func(string) bool { return false }) {
+		chain.Rules = append(chain.Rules, found.rule)
 	}
-	return rules
+	return chain
 }
 
 // JumpsInPlace reports whether EnsureJumps would have nothing to do in a built-in chain

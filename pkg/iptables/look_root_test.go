@@ -175,7 +175,11 @@ func TestReadChains(t *testing.T) {
 				}
 				got := ruleset.Ruleset{}
 				ours := func(id ruleset.ChainID) bool { return want[id] != nil }
-				err := r.ReadChains(t.Context(), ruleset.NAT, ours, func(c ruleset.Chain) error {
+				err := r.ReadChains(t.Context(), ruleset.NAT, ours, func(saved SavedChain) error {
+					c := saved.Decode()
+					if saved.Rules != len(c.Rules) {
+						t.Errorf("%s %v: %d rules are counted of %+v", backend, fam, saved.Rules, c)
+					}
 					if got[c.ChainID] != nil {
 						t.Errorf("%s %v: chain %s comes twice", backend, fam, c.ChainID)
 					}
@@ -197,7 +201,7 @@ func TestReadChains(t *testing.T) {
 
 func TestReadChainsReportsFailure(t *testing.T) {
 	r := NewWith(model.IPv4, Legacy, Seams{Run: run, Stream: stream, Save: "false"})
-	none := func(ruleset.Chain) error { return nil }
+	none := func(SavedChain) error { return nil }
 	if err := r.ReadChains(t.Context(), ruleset.NAT, func(ruleset.ChainID) bool { return true }, none); err == nil {
 		t.Error("a program that failed was taken for an empty table")
 	}

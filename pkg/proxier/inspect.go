@@ -21,7 +21,8 @@ type ChainReader interface {
 
 // TableReader reads whole tables, which is all that the legacy backend allows.
 type TableReader interface {
-	ReadChains(ctx context.Context, table ruleset.Table, wanted func(ruleset.ChainID) bool, each func(ruleset.Chain) error) error
+	ReadChains(ctx context.Context, table ruleset.Table, wanted func(ruleset.ChainID) bool, each func(iptables.SavedChain) error) error
+	ChainNames(ctx context.Context, table ruleset.Table) ([]string, error)
 }
 
 // Syncs wait for a look at chains, so that it pauses after each turn, for as long.
@@ -113,7 +114,14 @@ func (p *Proxier) InspectTable(ctx context.Context, read TableReader, table rule
 	if err := read.ReadChains(ctx, table, wanted, i.see); err != nil {
 		return Damage{}, err
 	}
-	return i.found, i.end()
+	if complete, err := i.isComplete(); complete || err != nil {
+		return i.found, err
+	}
+	names, err := read.ChainNames(ctx, table)
+	if err != nil {
+		return Damage{}, err
+	}
+	return i.found, i.findMissing(names)
 }
 
 // inspection is a look at a whole table. A sync that writes meanwhile makes it worthless.
@@ -121,24 +129,24 @@ type inspection struct {
 	p      *Proxier
 	table  ruleset.Table
 	writes uint64
-	// pass marks the chains that were seen.
-	pass  uint64
+	// seen counts the chains that were written and are there.
+	seen  int
 	found Damage
 }
 
 func (p *Proxier) beginInspection(table ruleset.Table) (*inspection, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.pass++
-	i := &inspection{p: p, table: table, writes: p.counted.writes, pass: p.pass}
+	i := &inspection{p: p, table: table, writes: p.counted.writes}
 	i.found = Damage{Chains: map[ruleset.ChainID]Edit{}, At: time.Now()}
 	return i, !p.doubt.isRaised()
 }
 
-// see takes a chain into account.
-func (i *inspection) see(chain ruleset.Chain) error {
+// see takes a chain into account. It is decoded only if its text is not that which it
+// had when it was right.
+func (i *inspection) see(chain iptables.SavedChain) error {
 	if render.IsHooked(chain.ChainID) {
-		i.found.Jumps = i.found.Jumps || !iptables.JumpsInPlace(render.Hooks(), chain)
+		i.found.Jumps = i.found.Jumps || !iptables.JumpsInPlace(render.Hooks(), chain.Decode())
 		return nil
 	}
 	i.p.mu.Lock()
@@ -147,25 +155,42 @@ func (i *inspection) see(chain ruleset.Chain) error {
 		return ErrUnsettled
 	}
 	last, known := i.p.ledger.last(chain.ChainID)
-	if !known {
+	switch {
+	case !known:
 		return nil
+	case last.hash == 0 || last.seen == chain.Text:
+	case last.hash == chain.Decode().Hash():
+		i.p.ledger.see(chain.ChainID, chain.Text)
+	default:
+		i.found.Chains[chain.ChainID] = editOf(last.rules, chain.Rules)
 	}
-	i.p.ledger.see(chain.ChainID, i.pass)
-	if last.hash != 0 && last.hash != chain.Hash() {
-		i.found.Chains[chain.ChainID] = editOf(last.rules, len(chain.Rules))
-	}
+	i.seen++
 	return nil
 }
 
-// end adds the chains that are missing.
-func (i *inspection) end() error {
+// isComplete reports whether all chains were seen.
+func (i *inspection) isComplete() (bool, error) {
+	i.p.mu.Lock()
+	defer i.p.mu.Unlock()
+	if !i.isCurrent() {
+		return false, ErrUnsettled
+	}
+	return i.seen == len(i.p.ledger.chains[i.table]), nil
+}
+
+// findMissing adds the chains that are not among those that there are.
+func (i *inspection) findMissing(names []string) error {
+	exists := make(map[string]bool, len(names))
+	for _, name := range names {
+		exists[name] = true
+	}
 	i.p.mu.Lock()
 	defer i.p.mu.Unlock()
 	if !i.isCurrent() {
 		return ErrUnsettled
 	}
 	for name, last := range i.p.ledger.chains[i.table] {
-		if last.hash != 0 && last.seen != i.pass {
+		if last.hash != 0 && !exists[name] {
 			i.found.Chains[ruleset.ChainID{Table: i.table, Name: name}] = Edit{Gone: true}
 		}
 	}
