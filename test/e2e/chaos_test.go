@@ -120,7 +120,7 @@ func (ch *chaos) note(format string, args ...any) {
 
 const clock = "15:04:05.000"
 
-// round is some events and faults, and a quiet point. In every other round there is
+// round is some events and faults, and a quiet point. In two rounds of five there is
 // one fault, to see how long its repair takes.
 func (ch *chaos) round(t *testing.T) {
 	t.Helper()
@@ -129,19 +129,19 @@ func (ch *chaos) round(t *testing.T) {
 	var kinds []string
 	switch ch.IntN(5) {
 	case 0:
-		ch.events(t, 1+ch.IntN(6))
+		ch.events(t, 1+ch.IntN(12))
 	case 1, 2:
-		for range 2 + ch.IntN(3) {
-			ch.events(t, ch.IntN(3))
+		for range 2 + ch.IntN(6) {
+			ch.events(t, ch.IntN(5))
 			kinds = append(kinds, ch.disturb(t))
 		}
-		ch.events(t, ch.IntN(2))
-	default:
 		ch.events(t, ch.IntN(3))
+	default:
+		ch.events(t, ch.IntN(6))
 		kinds = append(kinds, ch.disturb(t))
 		if len(ch.damaged) == 0 {
 			// Something to write, since the fault alone may change nothing.
-			ch.events(t, 1+ch.IntN(3))
+			ch.events(t, 1+ch.IntN(5))
 		}
 	}
 	ch.endFaults(t, ch.endings)
@@ -154,7 +154,7 @@ func (ch *chaos) round(t *testing.T) {
 		ch.quiet(t)
 	}
 	ch.checkClients(t, time.Now())
-	if ch.IntN(4) == 0 {
+	if ch.IntN(6) == 0 {
 		ch.mustTraceAlike(t)
 	}
 	ch.tally.repaired(kinds, repaired.Sub(calm))
@@ -229,5 +229,9 @@ func (ch *chaos) endFaults(t *testing.T, endings []ending) {
 	}
 }
 
-// pause lets up to a quarter of a second pass.
-func (ch *chaos) pause() { time.Sleep(time.Duration(ch.IntN(250)) * time.Millisecond) }
+// pause lets up to a quarter of a second pass, or nothing.
+func (ch *chaos) pause() {
+	if length := ch.IntN(500) - 250; length > 0 {
+		time.Sleep(time.Duration(length) * time.Millisecond)
+	}
+}

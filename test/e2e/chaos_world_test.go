@@ -149,7 +149,7 @@ func (w *world) changeSteady(ctx context.Context, name string) (what string, err
 		svc.Spec.Ports = append(svc.Spec.Ports, v1.ServicePort{Name: "more", Port: 81, TargetPort: intstr.FromInt32(podPort)})
 	}
 	if w.chance() {
-		svc.Spec.TrafficDistribution = new(v1.ServiceTrafficDistributionPreferClose)
+		svc.Spec.TrafficDistribution = new(v1.ServiceTrafficDistributionPreferSameZone)
 	}
 	if svc.Spec.Type == v1.ServiceTypeLoadBalancer {
 		svc.Spec.LoadBalancerSourceRanges = [][]string{nil, {"10.9.0.0/16", "fd00:9::/32"}, {"0.0.0.0/0", "::/0"}}[w.IntN(3)]
@@ -170,7 +170,7 @@ func (w *world) externalIPs() []string {
 	if w.chance() {
 		return nil
 	}
-	n := w.IntN(3)
+	n := 1 + w.IntN(3)
 	return []string{fmt.Sprintf("10.60.0.%d", n), fmt.Sprintf("fd00:60::%d", n)}
 }
 
@@ -359,7 +359,7 @@ func (w *world) giveAddress(ctx context.Context, svc *v1.Service) error {
 	if svc.Spec.Type != v1.ServiceTypeLoadBalancer || w.IntN(4) == 0 {
 		return nil
 	}
-	n := w.IntN(4)
+	n := 1 + w.IntN(4)
 	svc.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: fmt.Sprintf("10.50.0.%d", n)}, {IP: fmt.Sprintf("fd00:50::%d", n)}}
 	_, err := w.ns.c.client().CoreV1().Services(w.ns.name).UpdateStatus(ctx, svc, metav1.UpdateOptions{})
 	return err

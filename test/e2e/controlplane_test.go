@@ -80,6 +80,8 @@ func (cp *controlPlane) connect() (err error) {
 		TLSClientConfig: rest.TLSClientConfig{CAData: cp.ca.pem()},
 		Dial:            cp.host.Dial,
 		QPS:             -1,
+		// Such as that external IPs are on their way out; the cases know.
+		WarningHandler: rest.NoWarnings{},
 	}
 	cp.client, err = kubernetes.NewForConfig(cp.config)
 	return err
