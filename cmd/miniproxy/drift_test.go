@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -26,6 +27,16 @@ type driftNode struct {
 	t       *testing.T
 	backend iptables.Backend
 	said    *logText
+	agent   *os.Process
+	// manifests is where the agent reads what to serve.
+	manifests string
+}
+
+// command is the agent's.
+func (n *driftNode) command(more ...string) *exec.Cmd {
+	return n.Command(context.WithoutCancel(n.t.Context()), self(n.t), append([]string{"run", "--manifests=" + n.manifests,
+		"--hostname-override=n1", "--cluster-cidr=10.244.0.0/16,fd00:244::/48", "--conntrack-max-per-core=0", "--oom-score-adj=0",
+		"--v=2", "--iptables-backend=" + string(n.backend), "--iptables-sync-period=1s"}, more...)...)
 }
 
 // logText is what an agent has said so far.
@@ -57,9 +68,22 @@ func newDriftNode(t *testing.T, backend iptables.Backend) *driftNode {
 	if err := os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(failoverManifests(pods...)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	cmd := n.Command(context.WithoutCancel(t.Context()), self(t), "run", "--manifests="+dir, "--hostname-override=n1",
-		"--cluster-cidr=10.244.0.0/16,fd00:244::/48", "--conntrack-max-per-core=0", "--oom-score-adj=0", "--v=2",
-		"--iptables-backend="+string(backend), "--iptables-sync-period=1s")
+	n.manifests = dir
+	cmd := n.command()
+	n.start(cmd)
+	n.agent = cmd.Process
+	awaitFailover(t, "the agent is ready", func() bool {
+		_, err := page(t, n.Node, "http://127.0.0.1:10256/readyz")
+		return err == nil
+	})
+	n.awaitLooks(1)
+	return n
+}
+
+// start starts an agent that ends with the test.
+func (n *driftNode) start(cmd *exec.Cmd) {
+	t := n.t
+	t.Helper()
 	cmd.Stdout, cmd.Stderr = n.said, n.said
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -72,15 +96,9 @@ func newDriftNode(t *testing.T, backend iptables.Backend) *driftNode {
 			t.Errorf("agent: %v", err)
 		}
 		if t.Failed() {
-			t.Logf("the agent said:\n%s", n.said)
+			t.Logf("the agents said:\n%s", n.said)
 		}
 	})
-	awaitFailover(t, "the agent is ready", func() bool {
-		_, err := page(t, n.Node, "http://127.0.0.1:10256/readyz")
-		return err == nil
-	})
-	n.awaitLooks(1)
-	return n
 }
 
 // program is such as ip6tables-nft-save.
@@ -311,4 +329,56 @@ func (n *driftNode) awaitSyncs(more int) {
 	}
 	before := count()
 	awaitFailover(n.t, "the agent syncs", func() bool { now := count(); return now < 1<<30 && now >= before%(1<<30)+more })
+}
+
+// TestMissedNoticesAreMadeUpFor has the kernel lose the notice of an edit: the agent is
+// stopped while more is changed than the kernel keeps for it.
+func TestMissedNoticesAreMadeUpFor(t *testing.T) {
+	n := newDriftNode(t, iptables.NFT)
+	want, chain := n.rules(model.IPv4), n.chain(model.IPv4, "KUBE-SVC-")
+	var flood strings.Builder
+	flood.WriteString("*mangle\n:OTHER - [0:0]\n")
+	for range 20_000 {
+		flood.WriteString("-A OTHER -m comment --comment \"" + strings.Repeat("x", 200) + "\" -j RETURN\n")
+	}
+	flood.WriteString("COMMIT\n")
+	if err := n.agent.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		cmd := n.Command(t.Context(), "iptables-nft-restore", "--noflush")
+		cmd.Stdin = strings.NewReader(flood.String())
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	n.as("iptables-nft", "-t", "nat", "-F", chain)
+	n.as("iptables-nft", "-t", "mangle", "-F", "OTHER")
+	n.as("iptables-nft", "-t", "mangle", "-X", "OTHER")
+	if err := n.agent.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	awaitFailover(t, "the rules are what they were", func() bool { return n.rules(model.IPv4) == want })
+	awaitFailover(t, "the log says that it is not known who it was", func() bool {
+		return strings.Contains(n.said.String(), `by="unknown" chains=1 first=["nat/`+chain+` flushed"]`)
+	})
+	if strings.Count(n.said.String(), "Wrote all rules") > len(model.Families) {
+		t.Error("everything was written again")
+	}
+}
+
+// TestTwoAgentsNoticeEachOther has two agents repair what the other one writes.
+func TestTwoAgentsNoticeEachOther(t *testing.T) {
+	n := newDriftNode(t, iptables.NFT)
+	n.start(n.command("--healthz-bind-address=", "--metrics-bind-address=127.0.0.1:10248"))
+	for _, what := range []string{"Another proxy seems to run on this node", "A fight about the rules"} {
+		awaitFailover(t, what, func() bool { return strings.Contains(n.said.String(), what) })
+	}
+	text, err := page(t, n.Node, "http://127.0.0.1:10249/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`miniproxy_repair_wait_seconds\{ip_family="IPv[46]"\} [1-9]`).MatchString(text) {
+		t.Error("the metrics do not say that repairs wait")
+	}
 }

@@ -70,6 +70,7 @@ type Runner struct {
 	seams   Seams
 	own     *ownWrites
 	seed    maphash.Seed // of the hashes of rules
+	notices int          // how many bytes of the kernel's notices may wait
 }
 
 // New returns a Runner that works with the programs in PATH. It touches no table.
@@ -88,7 +89,7 @@ func New(ctx context.Context, fam model.Family, backend Backend) (*Runner, error
 
 // NewWith returns a Runner that stands on the given seams.
 func NewWith(fam model.Family, backend Backend, seams Seams) *Runner {
-	r := &Runner{family: fam, backend: backend, seams: seams, own: &ownWrites{}, seed: maphash.MakeSeed()}
+	r := &Runner{family: fam, backend: backend, seams: seams, own: &ownWrites{}, seed: maphash.MakeSeed(), notices: watchBuffer}
 	r.seams.Chains = notedChains{Chains: seams.Chains, own: r.own, program: seams.Tables}
 	return r
 }

@@ -53,7 +53,7 @@ func (r *Runner) Watch(ctx context.Context, each func(Edit)) error {
 	if r.backend != NFT {
 		return nil
 	}
-	socket, err := openNotifications()
+	socket, err := openNotifications(r.notices)
 	if err != nil {
 		return fmt.Errorf("watch the nft tables: %w", err)
 	}
@@ -86,16 +86,17 @@ func (r *Runner) Watch(ctx context.Context, each func(Edit)) error {
 	}
 }
 
-// openNotifications opens a socket on which the kernel tells of changes.
-func openNotifications() (*os.File, error) {
+// openNotifications opens a socket on which the kernel tells of changes, and keeps so many
+// bytes for it.
+func openNotifications(buffer int) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, err
 	}
 	socket := os.NewFile(uintptr(fd), "netlink")
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, watchBuffer); err != nil {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer); err != nil {
 		// Without CAP_NET_ADMIN in the first user namespace the system's limit holds.
-		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, watchBuffer)
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer)
 		if err != nil {
 			return nil, errors.Join(err, socket.Close())
 		}

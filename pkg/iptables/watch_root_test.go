@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os/exec"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -140,6 +141,51 @@ func awaitWatch(t *testing.T, program string, edits <-chan Edit) {
 		}
 	}
 	t.Fatal("nothing is noticed")
+}
+
+// TestWatchTellsOfWhatItMissed reads slower than the kernel tells.
+func TestWatchTellsOfWhatItMissed(t *testing.T) {
+	if !inNamespace(t) {
+		return
+	}
+	r, err := New(t.Context(), model.IPv4, NFT)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.notices = 4096
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	missed, first := make(chan bool), make(chan bool)
+	var once sync.Once
+	ended := make(chan error, 1)
+	go func() {
+		ended <- r.Watch(ctx, func(e Edit) {
+			once.Do(func() { first <- true; <-first }) // until there is more than fits
+			if e.Missed {
+				stop()
+				close(missed)
+			}
+		})
+	}()
+	for told := false; !told; {
+		asOther(t, "iptables-nft", "-t", "nat", "-A", "PREROUTING", "-j", "RETURN")
+		select {
+		case told = <-first:
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	for range 100 {
+		asOther(t, "iptables-nft", "-t", "nat", "-A", "PREROUTING", "-j", "RETURN")
+	}
+	first <- true
+	select {
+	case <-missed:
+	case <-time.After(20 * time.Second):
+		t.Fatal("nobody was told")
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("Watch ended with %v", err)
+	}
 }
 
 func TestLegacyHasNoWatch(t *testing.T) {
