@@ -54,10 +54,12 @@ func (l *ledger) see(id ruleset.ChainID, seen uint64) {
 	l.chains[id.Table][id.Name] = last
 }
 
-// claim remembers that a chain is in the kernel that is ours and that nobody knows
-// the contents of.
+// claim remembers that a chain in the kernel belongs to a unit. If nothing was known of
+// the chain, nobody knows what it says.
 func (l *ledger) claim(id ruleset.ChainID, owner *unit) {
-	l.chains[id.Table][id.Name] = record{owner: owner}
+	last, _ := l.last(id)
+	last.owner = owner
+	l.chains[id.Table][id.Name] = last
 }
 
 // doubt forgets what a chain holds.

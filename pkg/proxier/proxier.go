@@ -111,10 +111,8 @@ type Proxier struct {
 
 	// mu is held by a sync, and while the ledger is compared with the kernel.
 	mu sync.Mutex
-	// rows is what was learned of chains by looking at them, and pass counts the looks at
-	// whole tables.
+	// rows is what was learned of chains by looking at them.
 	rows rows
-	pass uint64
 }
 
 // Settings are what a proxier keeps to.
@@ -166,6 +164,7 @@ func (p *Proxier) Sync(ctx context.Context) error {
 	var damaged []model.ServicePortName
 	if !full {
 		repaired, damaged = p.doubtChains(damage.Chains)
+		p.loseRefused(damaged)
 		if len(repaired) > 0 {
 			trigger = Touched
 		}

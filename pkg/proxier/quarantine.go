@@ -74,7 +74,24 @@ func (p *Proxier) contain(ctx context.Context, snapshot model.Snapshot, before *
 		p.quarantine[name] = r
 		klog.FromContext(ctx).Error(err, "The rules of a Service port are refused; the others are not affected", "servicePort", name.String())
 	}
-	return len(refused) > 0
+	return len(refused) > 0 || p.forsake(ctx)
+}
+
+// forsake takes from Service ports in quarantine what leads to their old rules where
+// the kernel does not take that any more. It reports whether there are any.
+func (p *Proxier) forsake(ctx context.Context) bool {
+	var names []model.ServicePortName
+	for name, r := range p.quarantine {
+		if r.good == nil {
+			continue
+		}
+		if err := p.tryRules(ctx, ruleset.NewBuilder(ruleset.Filter, ruleset.NAT), r.good.Entries); isRefused(err) {
+			names = append(names, name)
+			klog.FromContext(ctx).Error(err, "What leads to the old rules of a refused Service port is refused, too; it has none now", "servicePort", name.String())
+		}
+	}
+	p.loseRefused(names)
+	return len(names) > 0
 }
 
 // atLarge returns those of the Service ports that are not in quarantine.
@@ -140,7 +157,7 @@ func (p *Proxier) try(ctx context.Context, snapshot model.Snapshot, opts render.
 	for _, chain := range render.Fixed(opts) {
 		b.Write(chain)
 	}
-	probes := map[ruleset.Table][]ruleset.Rule{ruleset.Filter: nil, ruleset.NAT: nil}
+	var entries []render.Entry
 	for _, name := range names {
 		port, exists := snapshot.Services[name]
 		if !exists {
@@ -150,9 +167,16 @@ func (p *Proxier) try(ctx context.Context, snapshot model.Snapshot, opts render.
 		for _, chain := range unit.Chains {
 			b.Write(chain)
 		}
-		for _, e := range unit.Entries {
-			probes[e.Index.Table()] = append(probes[e.Index.Table()], e.Rules...)
-		}
+		entries = append(entries, unit.Entries...)
+	}
+	return p.tryRules(ctx, b, entries)
+}
+
+// tryRules writes what is in a builder, and dispatch entries where nothing leads to them.
+func (p *Proxier) tryRules(ctx context.Context, b *ruleset.Builder, entries []render.Entry) error {
+	probes := map[ruleset.Table][]ruleset.Rule{ruleset.Filter: nil, ruleset.NAT: nil}
+	for _, e := range entries {
+		probes[e.Index.Table()] = append(probes[e.Index.Table()], e.Rules...)
 	}
 	remove := ruleset.NewBuilder(ruleset.Filter, ruleset.NAT)
 	for table, rules := range probes {
@@ -198,18 +222,34 @@ func (p *Proxier) release(ctx context.Context, snapshot model.Snapshot) []model.
 	return released
 }
 
-// hold gives a Service port in quarantine what it can have in a full sync: the rules
-// that it had, if the kernel still holds them.
-func (p *Proxier) hold(r *Refusal, existing map[ruleset.ChainID]bool) *unit {
-	r.KeepsRules = r.good != nil &&
-		!slices.ContainsFunc(r.good.without(nil), func(id ruleset.ChainID) bool { return !existing[id] })
-	if !r.KeepsRules {
+// hold returns what a Service port in quarantine has instead of what was rendered for
+// it: the rules that it had, if the kernel still holds them. Existing are the chains in
+// the kernel, for a full sync, which knows nothing of them.
+func (p *Proxier) hold(r *Refusal, rendered render.Unit, existing map[ruleset.ChainID]bool) *unit {
+	lost := func(id ruleset.ChainID) bool { return !existing[id] }
+	if r.good == nil || existing != nil && slices.ContainsFunc(r.good.without(nil), lost) {
+		r.lose()
 		return nil
 	}
-	for _, id := range r.good.without(nil) {
-		p.ledger.claim(id, r.good)
+	r.KeepsRules = true
+	kept := &unit{Unit: r.good.Kept(rendered), chains: r.good.chains}
+	for _, id := range kept.without(nil) {
+		p.ledger.claim(id, kept)
 	}
-	return r.good
+	return kept
+}
+
+// lose says that the Service port has no rules that could be kept.
+func (r *Refusal) lose() { r.good, r.KeepsRules = nil, false }
+
+// loseRefused takes from Service ports in quarantine what they had, since somebody has
+// changed it, or the kernel does not take it any more, and what it said is not known.
+func (p *Proxier) loseRefused(names []model.ServicePortName) {
+	for _, name := range names {
+		if r := p.quarantine[name]; r != nil {
+			r.lose()
+		}
+	}
 }
 
 // refusals lists what is in quarantine, sorted.

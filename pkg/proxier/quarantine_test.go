@@ -196,3 +196,79 @@ func TestGeneralRefusalBlamesNobody(t *testing.T) {
 	k.mustSync()
 	k.mustEqualFresh()
 }
+
+// What a refused Service keeps does not keep another one from an address that it has
+// given up.
+func TestRefusedServiceGivesUpItsAddress(t *testing.T) {
+	k := newPickyHost(t, false)
+	sync := func() { // the one that has lost an address has chains that nothing leads to
+		if err := k.proxier.Sync(k.context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k.fill(3)
+	k.mustSync()
+	k.refuses = "10.244.9.9"
+	k.tracker.EndpointSliceChanged(nil, newSlice("s1", "10.244.9.9"))
+	k.mustSync()
+	if got := k.refused(); !slices.Equal(got, []string{"s1"}) || !k.last.Refusals[0].KeepsRules {
+		t.Fatalf("in quarantine: %+v, want s1 with the rules that it had", k.last.Refusals)
+	}
+
+	// The younger claims what the older one has, and does not get it.
+	k.tracker.ServiceChanged(nil, newService("z", "10.96.0.1"))
+	k.tracker.EndpointSliceChanged(nil, newSlice("z", "10.244.1.50"))
+	sync()
+	if len(k.last.Conflicts) != 1 || !k.holds(`-d 10.96.0.1/32 -p tcp -m comment --comment "ns1/s1:http cluster IP"`) {
+		t.Errorf("s1 has lost the address that it asks for; conflicts: %v", k.last.Conflicts)
+	}
+
+	k.tracker.ServiceChanged(nil, newService("s1", "10.96.0.99"))
+	sync()
+	if !k.holds(`-d 10.96.0.1/32 -p tcp -m comment --comment "ns1/z:http cluster IP"`) {
+		t.Errorf("z did not get the address that s1 has given up:\n%s", k.kernel.Save())
+	}
+	if len(k.last.Conflicts) != 0 {
+		t.Errorf("conflicts about an address that one Service asks for: %v", k.last.Conflicts)
+	}
+	k.refuses = ""
+	k.tracker.EndpointSliceChanged(nil, newSlice("s1", "10.244.1.51"))
+	k.mustSync()
+	k.mustEqualFresh()
+}
+
+// The old rules of a refused Service cannot be written again when somebody changes
+// them: then it has none, rather than something that nobody wrote.
+func TestDamagedRulesOfARefusedService(t *testing.T) {
+	k := newPickyHost(t, false)
+	k.fill(3)
+	k.mustSync()
+	k.refuses = "10.244.9.9"
+	k.tracker.EndpointSliceChanged(nil, newSlice("s1", "10.244.9.9"))
+	k.mustSync()
+	id := ruleset.ChainID{Table: ruleset.NAT, Name: k.proxier.units.byName[service("s1")].chains[0]}
+	k.write(fmt.Sprintf("*nat\n-F %s\nCOMMIT\n", id.Name))
+	k.proxier.Repair(Damage{Chains: map[ruleset.ChainID]Edit{id: {}}, By: "a test"})
+	k.mustSync()
+	if k.last.Full || k.last.Refusals[0].KeepsRules || k.mentions("s1") {
+		t.Errorf("full sync %v, keeps rules %v; the kernel holds\n%s", k.last.Full, k.last.Refusals[0].KeepsRules, k.kernel.Save())
+	}
+}
+
+// A kernel may come to refuse what leads to the old rules of a refused Service; that
+// too is no reason to keep others waiting.
+func TestRefusedServiceLosesItsEntries(t *testing.T) {
+	k := newPickyHost(t, false)
+	k.fill(3)
+	k.mustSync()
+	k.refuses = "10.244.9.9"
+	k.tracker.EndpointSliceChanged(nil, newSlice("s1", "10.244.9.9"))
+	k.mustSync()
+	k.refuses = "ns1/s1:http"
+	k.tracker.ServiceChanged(nil, newService("new", "10.96.0.77"))
+	k.tracker.EndpointSliceChanged(nil, newSlice("new", "10.244.1.77"))
+	k.mustSync()
+	if !k.mentions("new") || k.mentions("s1") || k.last.Refusals[0].KeepsRules {
+		t.Errorf("refused: %+v; the kernel holds\n%s", k.last.Refusals, k.kernel.Save())
+	}
+}

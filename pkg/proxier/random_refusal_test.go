@@ -82,10 +82,12 @@ func (c *cluster) mustServeOthers(refuses string) {
 	}
 	claims := map[netip.AddrPort]int{}
 	for name := range aside {
-		// The rules that it had may be for a cluster IP that another Service has now.
+		// The rules that it had may be for another protocol of its cluster IP.
 		if held := c.proxier.units.byName[name]; held != nil {
 			for _, e := range held.Entries {
-				claims[netip.AddrPortFrom(e.Frontend.Addr, e.Frontend.Port)]++
+				if !e.Former {
+					claims[netip.AddrPortFrom(e.Frontend.Addr, e.Frontend.Port)]++
+				}
 			}
 		}
 	}

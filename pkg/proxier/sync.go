@@ -74,12 +74,13 @@ func (p *Proxier) writeUnits(ctx context.Context, w *writer, snapshot model.Snap
 	}
 	write := func(name model.ServicePortName) {
 		var current *unit
-		if refusal, refused := p.quarantine[name]; refused && full {
-			current = p.hold(refusal, existing)
-		} else if refused {
-			return
-		} else if port, exists := snapshot.Services[name]; exists {
-			current = p.writeUnit(w, render.ServicePort(port, snapshot.Endpoints[name], p.opts))
+		if port, exists := snapshot.Services[name]; exists {
+			rendered := render.ServicePort(port, snapshot.Endpoints[name], p.opts)
+			if refusal, refused := p.quarantine[name]; refused {
+				current = p.hold(refusal, rendered, existing)
+			} else {
+				current = p.writeUnit(w, rendered)
+			}
 		}
 		gone = append(gone, p.replaceUnit(name, current)...)
 	}
@@ -251,9 +252,10 @@ func (p *Proxier) sweep(ctx context.Context, w *writer) error {
 	if err := w.flush(ctx); err != nil {
 		return err
 	}
-	if err := w.removeAll(ctx, stale); err != nil {
+	kept, err := w.removeUnused(ctx, stale)
+	if len(kept) > 0 || err != nil {
 		klog.FromContext(ctx).Error(err, "Could not remove chains left over from before; no rule of ours uses them",
-			"chains", len(stale))
+			"chains", len(kept), "first", kept[:min(len(kept), 5)])
 	}
 	return nil
 }

@@ -288,12 +288,13 @@ COMMIT
 }
 
 // A stale chain that somebody else uses cannot be removed, and does not keep the
-// agent from its work.
+// agent from its work, nor from removing the others.
 func TestSweepOfChainInUse(t *testing.T) {
 	h := newHost(t)
 	h.write(`*nat
 :KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
 :KUBE-SEP-BBBBBBBBBBBBBBBB - [0:0]
+:KUBE-SEP-CCCCCCCCCCCCCCCC - [0:0]
 :DOCKER - [0:0]
 -A DOCKER -j KUBE-SEP-AAAAAAAAAAAAAAAA
 COMMIT
@@ -302,7 +303,8 @@ COMMIT
 	if err := h.proxier.Sync(h.context()); err != nil {
 		t.Fatal(err)
 	}
-	if !h.holds("-A DOCKER -j KUBE-SEP-AAAAAAAAAAAAAAAA") || !h.holds("s0:http cluster IP") {
+	if !h.holds("-A DOCKER -j KUBE-SEP-AAAAAAAAAAAAAAAA") || !h.holds("s0:http cluster IP") ||
+		h.holds("KUBE-SEP-BBBBBBBBBBBBBBBB") || h.holds("KUBE-SEP-CCCCCCCCCCCCCCCC") {
 		t.Errorf("rules:\n%s", h.kernel.Save())
 	}
 }

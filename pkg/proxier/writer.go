@@ -84,6 +84,46 @@ func (w *writer) removeAll(ctx context.Context, ids []ruleset.ChainID) error {
 	return w.flush(ctx)
 }
 
+// removeUnused removes those of some empty chains that no rule leads to, and returns the
+// others.
+func (w *writer) removeUnused(ctx context.Context, ids []ruleset.ChainID) (used []ruleset.ChainID, err error) {
+	for len(ids) > 0 {
+		n := min(len(ids), w.chunk)
+		more, err := w.removeByHalves(ctx, ids[:n])
+		used = append(used, more...)
+		if err != nil {
+			return used, err
+		}
+		ids = ids[n:]
+	}
+	return used, nil
+}
+
+func (w *writer) removeByHalves(ctx context.Context, ids []ruleset.ChainID) (used []ruleset.ChainID, err error) {
+	for _, id := range ids {
+		w.builder.Delete(id)
+	}
+	switch err := w.flush(ctx); {
+	case err == nil:
+		for _, id := range ids {
+			w.ledger.forget(id)
+		}
+		return nil, nil
+	case !isRefused(err):
+		return ids, err
+	case len(ids) == 1:
+		return ids, nil
+	}
+	for _, half := range [][]ruleset.ChainID{ids[:len(ids)/2], ids[len(ids)/2:]} {
+		more, err := w.removeByHalves(ctx, half)
+		used = append(used, more...)
+		if err != nil {
+			return used, err
+		}
+	}
+	return used, nil
+}
+
 // flushIfFull hands over what was collected once it is enough for a chunk. To be
 // called only where nothing collected still waits for a chain to be added.
 func (w *writer) flushIfFull(ctx context.Context) error {

@@ -34,7 +34,7 @@ func (e Entry) claim() claim {
 // name, in all indexes alike: one that has no endpoints and is the owner refuses,
 // although a younger one would have some.
 type Dispatcher struct {
-	claims  map[claim][]*Unit // by age; the first one has it
+	claims  map[claim][]*Unit // by right; the first one has it
 	shared  map[claim]bool    // those with more than one unit
 	indexes [indexCount]index
 	tail    []ruleset.Rule // the end of KUBE-SERVICES
@@ -89,7 +89,7 @@ func (d *Dispatcher) contest(c claim, old, current *Unit) {
 	before := first(holders)
 	holders = slices.DeleteFunc(slices.Clone(holders), func(u *Unit) bool { return u == old })
 	if current != nil && slices.ContainsFunc(current.Entries, func(e Entry) bool { return e.claim() == c }) {
-		at, _ := slices.BinarySearchFunc(holders, current, byAge)
+		at, _ := slices.BinarySearchFunc(holders, current, c.byRight)
 		holders = slices.Insert(holders, at, current)
 	}
 	if len(holders) == 0 {
@@ -141,7 +141,7 @@ func (d *Dispatcher) Conflicts() []Conflict {
 		holders := d.claims[c]
 		for _, loser := range holders[1:] {
 			// The ports of one Service share its health check port.
-			if winner := holders[0]; winner.Name.ServiceName != loser.Name.ServiceName {
+			if winner := holders[0]; winner.Name.ServiceName != loser.Name.ServiceName && !loser.isFormer(c) {
 				conflicts = append(conflicts, Conflict{Frontend: c.frontend, Winner: winner.Name, Loser: loser.Name})
 			}
 		}
@@ -160,8 +160,16 @@ func first(holders []*Unit) *Unit {
 	return holders[0]
 }
 
-func byAge(a, b *Unit) int {
-	return cmp.Or(a.Created.Compare(b.Created), a.Name.Compare(b.Name))
+// byRight orders units by their right to a claim: those that still make it first, then
+// by age.
+func (c claim) byRight(a, b *Unit) int {
+	former := func(u *Unit) int {
+		if u.isFormer(c) {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(former(a), former(b)), a.Created.Compare(b.Created), a.Name.Compare(b.Name))
 }
 
 // Dispatch renders the entries of all units at once.

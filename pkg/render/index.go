@@ -140,24 +140,3 @@ func flat(items []*item) []ruleset.Rule {
 	}
 	return rules
 }
-
-// entriesOf are the unit's entries for a claim.
-func (u *Unit) entriesOf(c claim) []Entry {
-	if u == nil {
-		return nil
-	}
-	var entries []Entry
-	for _, e := range u.Entries {
-		if e.claim() == c {
-			entries = append(entries, e)
-		}
-	}
-	return entries
-}
-
-// equal reports whether two entries are the same.
-func (e Entry) equal(o Entry) bool {
-	return e.Index == o.Index && e.Frontend == o.Frontend && slices.EqualFunc(e.Rules, o.Rules, sameRule)
-}
-
-func sameRule(a, b ruleset.Rule) bool { return a.String() == b.String() }

@@ -3,6 +3,7 @@ package render
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/miniproxy/miniproxy/pkg/model"
@@ -89,6 +90,50 @@ type Entry struct {
 	Index    Index
 	Frontend Frontend
 	Rules    []ruleset.Rule
+	// Former says that the Service does not ask for the frontend any more, and has the
+	// rules only because its new ones cannot be written. Every other one comes first.
+	Former bool
+}
+
+// entriesOf are the unit's entries for a claim.
+func (u *Unit) entriesOf(c claim) []Entry {
+	if u == nil {
+		return nil
+	}
+	var entries []Entry
+	for _, e := range u.Entries {
+		if e.claim() == c {
+			entries = append(entries, e)
+		}
+	}
+	return entries
+}
+
+// equal reports whether two entries are the same.
+func (e Entry) equal(o Entry) bool {
+	return e.Index == o.Index && e.Frontend == o.Frontend && slices.EqualFunc(e.Rules, o.Rules, sameRule)
+}
+
+func sameRule(a, b ruleset.Rule) bool { return a.String() == b.String() }
+
+// Kept returns the unit for a Service port that has to live with it although it asks
+// for another one.
+func (u Unit) Kept(asked Unit) Unit {
+	claims := map[claim]bool{}
+	for _, e := range asked.Entries {
+		claims[e.claim()] = true
+	}
+	u.Entries = slices.Clone(u.Entries)
+	for i := range u.Entries {
+		e := &u.Entries[i]
+		e.Former = !claims[e.claim()]
+	}
+	return u
+}
+
+// isFormer reports whether a claim is one that the Service does not make any more.
+func (u *Unit) isFormer(c claim) bool {
+	return slices.ContainsFunc(u.Entries, func(e Entry) bool { return e.Former && e.claim() == c })
 }
 
 // ServicePort renders one Service port with its endpoints.
