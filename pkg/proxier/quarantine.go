@@ -72,7 +72,11 @@ func (p *Proxier) contain(ctx context.Context, snapshot model.Snapshot, before *
 		r := &Refusal{Name: name, Since: time.Now(), good: before.byName[name]}
 		r.fail(err)
 		p.quarantine[name] = r
-		klog.FromContext(ctx).Error(err, "The rules of a Service port are refused; the others are not affected", "servicePort", name.String())
+		fields := []any{"servicePort", name.String()}
+		if refused, ok := errors.AsType[*iptables.RestoreError](err); ok {
+			fields = append(fields, "lines", refused.Excerpt())
+		}
+		klog.FromContext(ctx).Error(err, "The rules of a Service port are refused; the others are not affected", fields...)
 	}
 	return len(refused) > 0 || p.forsake(ctx)
 }
