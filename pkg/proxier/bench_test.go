@@ -119,3 +119,26 @@ func BenchmarkOneServiceChanges(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkStorm is one sync of a rolling update of 500 among 10,000 Services.
+func BenchmarkStorm(b *testing.B) {
+	ctx := quiet(b.Context())
+	cluster, p, kernel := largeCluster(10_000)
+	if err := p.Sync(ctx); err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	before := *kernel
+	i := 0
+	for b.Loop() {
+		i++
+		for service := range 500 {
+			cluster.EndpointSliceChanged(nil, benchSlice(fmt.Sprintf("s%d", service), service*10+i%2, 10))
+		}
+		if err := p.Sync(ctx); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(kernel.restores-before.restores)/float64(b.N), "restores/op")
+	b.ReportMetric(float64(kernel.bytes-before.bytes)/float64(b.N), "B-written/op")
+}
