@@ -70,6 +70,13 @@ func TestUsageErrors(t *testing.T) {
 		{"argument behind flags", []string{"--hostname-override=n1", "extra"}, `unexpected argument "extra"`},
 		{"argument of cleanup", []string{"cleanup", "all"}, `unexpected argument "all"`},
 		{"argument of render", []string{"render", "examples.yaml"}, `unexpected argument "examples.yaml"`},
+		{"argument of diff", []string{"diff", "nat"}, `unexpected argument "nat"`},
+		{"family of diff", []string{"diff", "--family", "ipv5"}, "ipv5"},
+		{"format of diff", []string{"diff", "-o", "yaml"}, "yaml"},
+		{"backend of diff", []string{"diff", "-f", "../../examples", "--iptables-backend=ebtables"}, "ebtables"},
+		{"argument of doctor", []string{"doctor", "nat"}, `unexpected argument "nat"`},
+		{"format of doctor", []string{"doctor", "-o", "yaml"}, "yaml"},
+		{"backend of doctor", []string{"doctor", "--iptables-backend=ebtables"}, "ebtables"},
 		{"argument of version", []string{"version", "1"}, "version takes no arguments"},
 		{"value out of range", []string{"--iptables-masquerade-bit=32"}, "masqueradeBit"},
 		{"value that does not parse", []string{"--cluster-cidr=10.244.0.0"}, "clusterCIDR"},
@@ -109,6 +116,8 @@ func TestHelp(t *testing.T) {
 		{[]string{"run", "--help"}, []string{"Usage: miniproxy run [FLAGS]"}},
 		{[]string{"render", "--help"}, []string{"Usage: miniproxy render [FLAGS]", "--file", "--family"}},
 		{[]string{"cleanup", "-h"}, []string{"Usage: miniproxy cleanup [FLAGS]"}},
+		{[]string{"diff", "--help"}, []string{"Usage: miniproxy diff [FLAGS]", "writes nothing", "Exit codes", "--file", "--output"}},
+		{[]string{"doctor", "--help"}, []string{"Usage: miniproxy doctor [FLAGS]", "changes nothing", "Exit codes", "--output"}},
 		// A wrong flag behind it is not looked at.
 		{[]string{"render", "--help", "--nonsense"}, []string{"Usage: miniproxy render"}},
 	}

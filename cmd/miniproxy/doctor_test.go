@@ -92,7 +92,7 @@ func TestDoctorOnKernel(t *testing.T) {
 func testDoctor(t *testing.T, host *lab.Host, backend iptables.Backend) {
 	args := agentArgs(backend)
 	got := doctorOn(t, host, nil, args...)
-	mustSay(t, got, "warn rules in "+string(backend)+" 0 rules", "bad jump rules IPv4", "bad ip_forward net", "warn agent no miniproxy", "warn health")
+	mustSay(t, got, "warn rules in "+string(backend)+" rules: 0", "bad jump rules IPv4", "bad ip_forward net", "warn agent no miniproxy", "warn health")
 	if got.code != exitFailed {
 		t.Errorf("before the agent: got exit code %d, want %d", got.code, exitFailed)
 	}
@@ -183,11 +183,11 @@ func testDoctorOnRules(t *testing.T, host *lab.Host, backend iptables.Backend) {
 		},
 		{
 			"a chain left in the other backend", []string{other + " -t nat -N KUBE-SVC-LEFTOVER"}, []string{other + " -t nat -X KUBE-SVC-LEFTOVER"},
-			"bad rules in " + string(otherBackend(backend)) + " 0 rules, 1 chains",
+			"bad rules in " + string(otherBackend(backend)) + " rules: 0, chains of a Service proxy: 1",
 		},
 		{
 			"a rule in the other backend", []string{other + " -A INPUT -j ACCEPT"}, []string{other + " -D INPUT -j ACCEPT"},
-			"warn rules in " + string(otherBackend(backend)) + " 1 rules, 0 chains",
+			"warn rules in " + string(otherBackend(backend)) + " rules: 1, chains of a Service proxy: 0",
 		},
 		{"ufw", []string{own + " -N ufw-before-input"}, []string{own + " -X ufw-before-input"}, "warn ufw"},
 	} {

@@ -88,9 +88,14 @@ func (e *examination) checkCapabilities(ctx context.Context) {
 	if len(e.kernels) == 0 {
 		return
 	}
+	const check = "capabilities"
 	found, err := lookAtHost(ctx, e.kernels, e.cluster != nil && e.cluster.hasSCTP())
-	if err = errors.Join(err, found.untried); err != nil {
-		e.couldNotLook("capabilities", err)
+	switch {
+	case err != nil:
+		e.couldNotLook(check, err)
+		return
+	case found.untried != nil:
+		e.add(doctor.CouldNotLook(check, errors.New("it takes CAP_SYS_ADMIN to try them in a network namespace of their own; the agent's log and its metric miniproxy_capability tell")))
 		return
 	}
 	e.can = found.can

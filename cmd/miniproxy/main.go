@@ -130,6 +130,6 @@ func usage() string {
 	b.WriteString("\nminiproxy COMMAND --help lists the flags of a command.\n")
 	b.WriteString("Exit codes: 0 done, 1 the work failed, 2 the command line or the configuration is wrong,\n")
 	b.WriteString("3 the configuration file has changed and the agent is to be started again.\n")
-	b.WriteString("diff has those of diff(1).\n")
+	b.WriteString("diff has those of diff(1); doctor ends with 1 if something is bad.\n")
 	return b.String()
 }

@@ -43,33 +43,28 @@ func (d Difference) Equal(o Difference) bool {
 // table and name.
 func Compare(have iptables.Contents, want Want) []Difference {
 	diffs := compareJumps(have.Chains, want.Hooks)
-	canaries, chains := rulesetOf(want.Canaries), rulesetOf(want.Chains)
+	canaries := rulesetOf(want.Canaries)
+	wanted := rulesetOf(slices.Concat(want.Chains, want.Canaries))
 	present := ruleset.Ruleset{}
 	for id, chain := range have.Chains {
-		if canaries[id] == nil && !isBuiltin(want.Hooks, id) && !slices.Contains(want.Shared, id) {
+		if !isBuiltin(want.Hooks, id) {
 			present[id] = chain
+		}
+	}
+	for _, id := range have.Unreadable {
+		if !isBuiltin(want.Hooks, id) && !slices.Contains(want.Shared, id) {
+			diffs = append(diffs, unreadableChain(id, wanted[id] != nil))
+			delete(wanted, id)
 		}
 	}
 	for _, id := range want.Shared {
-		diffs = append(diffs, compareShared(have, id, chains[id])...)
-		delete(chains, id)
-	}
-	for id := range canaries {
-		if chain := have.Chains[id]; chain != nil {
-			present[id] = chain
+		if !slices.Contains(have.Unreadable, id) {
+			diffs = append(diffs, compareShared(id, present[id], wanted[id])...)
 		}
+		delete(present, id)
+		delete(wanted, id)
 	}
-	for id, chain := range canaries {
-		chains[id] = chain
-	}
-	unreadable := map[ruleset.ChainID]bool{}
-	for _, id := range have.Unreadable {
-		if unreadable[id] = true; !isBuiltin(want.Hooks, id) && !slices.Contains(want.Shared, id) {
-			diffs = append(diffs, unreadableChain(id, chains[id] != nil))
-		}
-		delete(chains, id)
-	}
-	for _, d := range ruleset.Diff(present, chains) {
+	for _, d := range ruleset.Diff(present, wanted) {
 		diffs = append(diffs, fromChain(d, canaries[d.ChainID] != nil))
 	}
 	slices.SortStableFunc(diffs, func(a, b Difference) int { return rank(a.Kind) - rank(b.Kind) })
@@ -125,21 +120,17 @@ func sameLines(lines []ruleset.LineDiff) bool {
 
 // compareShared looks only whether a chain is there, with the rules of want in it: what
 // else others keep there is theirs.
-func compareShared(have iptables.Contents, id ruleset.ChainID, want *ruleset.Chain) []Difference {
-	if slices.Contains(have.Unreadable, id) {
-		return nil // it is there, and what is in it is not known
-	}
-	chain := have.Chains[id]
+func compareShared(id ruleset.ChainID, have, want *ruleset.Chain) []Difference {
 	diff := Difference{Kind: Missing, Chain: id}
-	if chain != nil {
+	if have != nil {
 		diff.Kind = Changed
 	}
 	for _, rule := range rulesOf(want) {
-		if !slices.ContainsFunc(rulesOf(chain), func(r ruleset.Rule) bool { return r.String() == rule.String() }) {
+		if !slices.ContainsFunc(rulesOf(have), func(r ruleset.Rule) bool { return r.String() == rule.String() }) {
 			diff.Lines = append(diff.Lines, ruleset.LineDiff{Op: '+', Text: rule.String()})
 		}
 	}
-	if chain != nil && len(diff.Lines) == 0 {
+	if have != nil && len(diff.Lines) == 0 {
 		return nil
 	}
 	return []Difference{diff}

@@ -56,10 +56,10 @@ func TestJudgements(t *testing.T) {
 		{"programs that lose rules, but not on legacy", []Finding{Programs(model.IPv4, iptables.Legacy, "1.8.2")}, OK, ""},
 		{"a family without programs", []Finding{FamilyUnsupported(model.IPv6, errors.New("no nat"))}, Warn, "no nat"},
 
-		{"rules where they belong", []Finding{InUse(Usage{iptables.NFT, 84, 12})}, OK, "84 rules, 12 chains"},
-		{"no rules of ours", []Finding{InUse(Usage{iptables.NFT, 84, 0})}, Warn, "0 chains"},
+		{"rules where they belong", []Finding{InUse(Usage{iptables.NFT, 84, 12})}, OK, "rules: 84, chains of a Service proxy: 12"},
+		{"no rules of ours", []Finding{InUse(Usage{iptables.NFT, 84, 0})}, Warn, "proxy: 0"},
 		{"the other backend is empty", []Finding{NotInUse(Usage{Backend: iptables.Legacy})}, OK, "none"},
-		{"the other backend has others' rules", []Finding{NotInUse(Usage{iptables.Legacy, 3, 0})}, Warn, "3 rules"},
+		{"the other backend has others' rules", []Finding{NotInUse(Usage{iptables.Legacy, 3, 0})}, Warn, "rules: 3"},
 		{"the other backend has ours", []Finding{NotInUse(Usage{iptables.Legacy, 3, 1})}, Bad, "miniproxy cleanup --iptables-backend=legacy"},
 
 		{"all jump rules", []Finding{Jumps(model.IPv4, nil)}, OK, "all in place"},

@@ -62,16 +62,16 @@ type Usage struct {
 	Rules, Chains int
 }
 
-// String returns such as "84 rules, 12 chains of a Service proxy".
+// String returns such as "rules: 84, chains of a Service proxy: 12".
 func (u Usage) String() string {
-	return fmt.Sprintf("%d rules, %d chains of a Service proxy", u.Rules, u.Chains)
+	return fmt.Sprintf("rules: %d, chains of a Service proxy: %d", u.Rules, u.Chains)
 }
 
 // InUse judges what the chosen backend holds.
 func InUse(u Usage) Finding {
 	check := "rules in " + string(u.Backend)
 	if u.Chains == 0 {
-		return warn(check, u.String(), "start miniproxy, or see its log: nothing was ever written here")
+		return warn(check, u.String(), "start miniproxy, or see its log: it has written nothing here")
 	}
 	return ok(check, "%s", u)
 }
@@ -82,10 +82,10 @@ func NotInUse(u Usage) Finding {
 	check := "rules in " + string(u.Backend)
 	switch {
 	case u.Chains > 0:
-		return bad(check, u.String()+": packets pass through these too, and are led astray when they are no longer kept",
+		return bad(check, u.String()+"; packets pass through these too, and are led astray when they are no longer kept",
 			"miniproxy cleanup --iptables-backend="+string(u.Backend))
 	case u.Rules > 0:
-		return warn(check, u.String()+": another program uses this backend, and packets must pass its rules too",
+		return warn(check, u.String()+"; another program uses this backend, and packets must pass its rules too",
 			"have all programs of the node use one backend")
 	}
 	return ok(check, "none")

@@ -57,7 +57,7 @@ func Agents(all []Process) Finding {
 	case len(agents) == 1:
 		return ok(check, "%s", agents[0])
 	case len(seen) > 0:
-		return warn(check, list(seen)+" runs, perhaps in another network namespace", "look again as root")
+		return warn(check, list(seen)+": perhaps in another network namespace", "look again as root")
 	}
 	return warn(check, "no miniproxy is seen to run here: rules stay as they are whatever the cluster does",
 		"start it, unless it is in another container, whose processes cannot be seen from this one")
@@ -71,7 +71,7 @@ func KubeProxy(all []Process) Finding {
 	case len(found) == 0:
 		return ok(check, "none is seen to run here")
 	case found[0].Network == NetworkUnknown:
-		return warn(check, list(found)+" runs, perhaps in another network namespace", do)
+		return warn(check, list(found)+": perhaps in another network namespace", do)
 	}
 	return bad(check, list(found)+" writes the same chains", do)
 }
