@@ -155,10 +155,9 @@ func (d *drift) synced(r proxier.Result) {
 func (d *drift) tick() { d.family.metrics.RepairWait(d.family.family, d.pacer.Wait()) }
 
 // looked takes note of a look at the rules that got to its end.
-func (d *drift) looked(ctx context.Context, start time.Time) {
-	took := time.Since(start)
-	d.family.metrics.Inspected(d.family.family, took)
-	klog.FromContext(ctx).V(2).Info("Compared the rules in the kernel with what was written", "elapsed", took)
+func (d *drift) looked(ctx context.Context, worked time.Duration) {
+	d.family.metrics.Inspected(d.family.family, worked)
+	klog.FromContext(ctx).V(2).Info("Compared the rules in the kernel with what was written", "elapsed", worked)
 }
 
 // tellAgain is how long to wait before the same event is written once more.

@@ -36,20 +36,19 @@ func (n *nftInspector) Glance(context.Context) (canary.Verdict, error) {
 }
 
 // Look implements canary.Inspector.
-func (n *nftInspector) Look(ctx context.Context, _ bool) (complete bool, err error) {
-	start := time.Now()
+func (n *nftInspector) Look(ctx context.Context, _ bool) (canary.Outcome, error) {
 	look, err := n.drift.family.kernel.LookNFT()
 	if err != nil {
-		return false, err
+		return canary.Outcome{}, err
 	}
 	defer look.Close()
 	before, err := look.Generation()
 	if err != nil {
-		return false, err
+		return canary.Outcome{}, err
 	}
-	found, err := n.drift.family.proxier.InspectChains(ctx, look)
+	found, worked, err := n.drift.family.proxier.InspectChains(ctx, look)
 	if err != nil {
-		return false, settled(err)
+		return canary.Outcome{Cost: worked}, settled(err)
 	}
 	if n.drift.missed.Swap(false) {
 		// The jump rules and the canaries may have been hit as well. They are looked after
@@ -59,8 +58,8 @@ func (n *nftInspector) Look(ctx context.Context, _ bool) (complete bool, err err
 	}
 	n.drift.damaged(found)
 	n.clean, n.known = before, true
-	n.drift.looked(ctx, start)
-	return true, nil
+	n.drift.looked(ctx, worked)
+	return canary.Outcome{Complete: true, Cost: worked}, nil
 }
 
 // settled drops an error that only says that it is not the time to look.
@@ -137,7 +136,7 @@ func (l *legacyInspector) mark(table ruleset.Table) (now mark, settled bool, err
 }
 
 // Look implements canary.Inspector.
-func (l *legacyInspector) Look(ctx context.Context, everything bool) (complete bool, err error) {
+func (l *legacyInspector) Look(ctx context.Context, everything bool) (canary.Outcome, error) {
 	start, tables := time.Now(), l.moved
 	if everything {
 		tables = inspected[:]
@@ -145,11 +144,11 @@ func (l *legacyInspector) Look(ctx context.Context, everything bool) (complete b
 	for _, table := range tables {
 		now, isSettled, err := l.mark(table)
 		if err != nil || !isSettled {
-			return false, err
+			return canary.Outcome{Cost: time.Since(start)}, err
 		}
 		found, err := l.drift.family.proxier.InspectTable(ctx, l.drift.family.kernel, table)
 		if err != nil {
-			return false, settled(err)
+			return canary.Outcome{Cost: time.Since(start)}, settled(err)
 		}
 		l.drift.damaged(found)
 		delete(l.marks, table)
@@ -157,6 +156,7 @@ func (l *legacyInspector) Look(ctx context.Context, everything bool) (complete b
 			l.marks[table] = now
 		}
 	}
-	l.drift.looked(ctx, start)
-	return true, nil
+	worked := time.Since(start)
+	l.drift.looked(ctx, worked)
+	return canary.Outcome{Complete: true, Cost: worked}, nil
 }

@@ -25,9 +25,17 @@ type Inspector interface {
 	// Glance tells at next to no cost whether a look is worth its own.
 	Glance(ctx context.Context) (Verdict, error)
 	// Look looks at everything, or only at what the last glance said has moved, and sees
-	// to the repair of what it finds. It reports whether it got to the end: not if the
-	// rules were being written meanwhile.
-	Look(ctx context.Context, everything bool) (complete bool, err error)
+	// to the repair of what it finds.
+	Look(ctx context.Context, everything bool) (Outcome, error)
+}
+
+// Outcome is what came of a look.
+type Outcome struct {
+	// Complete says that it got to the end, which it does not if the rules were being
+	// written meanwhile.
+	Complete bool
+	// Cost is how long it worked, without what it waited.
+	Cost time.Duration
 }
 
 // When a Patrol looks.
@@ -54,8 +62,8 @@ type Patrol struct {
 	// the last look that began.
 	firstDoubt, lastDoubt time.Time
 
-	// lookedAt is when the last look ended, and cost what it took. everythingAt is when
-	// the last one at everything did.
+	// lookedAt is when the last look ended, and cost how long it worked. everythingAt is when
+	// the last one at everything did that got to its end.
 	lookedAt, everythingAt time.Time
 	cost                   time.Duration
 	failures               int
@@ -139,25 +147,23 @@ func (p *Patrol) walk(ctx context.Context) {
 	}
 	due := p.everythingAt.Add(max(p.period, dueShare*p.cost))
 	switch now := time.Now(); {
-	case verdict == Unchanged:
+	case verdict == Unchanged || now.Before(p.free()):
 	case !now.Before(due):
 		p.look(ctx, true)
-	case verdict == Moved && !now.Before(p.free()):
+	case verdict == Moved:
 		p.look(ctx, false)
 	}
 }
 
 func (p *Patrol) look(ctx context.Context, everything bool) {
 	doubted := everything && p.takeDoubt()
-	start := time.Now()
-	complete, err := p.inspector.Look(ctx, everything)
-	p.lookedAt = time.Now()
-	p.cost = p.lookedAt.Sub(start)
-	if everything {
+	outcome, err := p.inspector.Look(ctx, everything)
+	p.lookedAt, p.cost = time.Now(), outcome.Cost
+	if everything && outcome.Complete {
 		p.everythingAt = p.lookedAt
 	}
 	p.logFailure(ctx, err)
-	if doubted && !complete {
+	if doubted && !outcome.Complete {
 		p.Doubt()
 	}
 }

@@ -25,7 +25,7 @@ func (p *post) Glance(context.Context) (Verdict, error) {
 	return p.verdict, p.err
 }
 
-func (p *post) Look(_ context.Context, everything bool) (bool, error) {
+func (p *post) Look(_ context.Context, everything bool) (Outcome, error) {
 	at := time.Since(p.began)
 	if everything {
 		p.all = append(p.all, at)
@@ -33,7 +33,7 @@ func (p *post) Look(_ context.Context, everything bool) (bool, error) {
 		p.few = append(p.few, at)
 	}
 	time.Sleep(p.cost)
-	return !p.unquiet && p.err == nil, p.err
+	return Outcome{Complete: !p.unquiet && p.err == nil, Cost: p.cost}, p.err
 }
 
 // patrol runs a Patrol while during runs.

@@ -19,6 +19,8 @@ type NFTLook struct {
 	family model.Family
 	conn   *nfnetlink.Conn
 	hasher *ruleHasher
+	// attributes and name are buffers for requests: there are 100,000 in one go.
+	attributes, name []byte
 }
 
 // LookNFT opens a connection. The Runner must be one of the nft backend.
@@ -70,9 +72,7 @@ type ChainState struct {
 // their square.
 func (l *NFTLook) Chain(ctx context.Context, id ruleset.ChainID) (ChainState, error) {
 	const attempts = 10
-	request := nftRequest(l.family, unix.NFT_MSG_GETRULE)
-	request.Attributes = appendName(nil, unix.NFTA_RULE_TABLE, string(id.Table))
-	request.Attributes = appendName(request.Attributes, unix.NFTA_RULE_CHAIN, id.Name)
+	request := l.about(unix.NFT_MSG_GETRULE, id, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)
 	var state ChainState
 	err := nfnetlink.ErrInterrupted
 	for range attempts {
@@ -101,9 +101,7 @@ func (l *NFTLook) Chain(ctx context.Context, id ruleset.ChainID) (ChainState, er
 }
 
 func (l *NFTLook) hasChain(id ruleset.ChainID) (bool, error) {
-	request := nftRequest(l.family, unix.NFT_MSG_GETCHAIN)
-	request.Attributes = appendName(nil, unix.NFTA_CHAIN_TABLE, string(id.Table))
-	request.Attributes = appendName(request.Attributes, unix.NFTA_CHAIN_NAME, id.Name)
+	request := l.about(unix.NFT_MSG_GETCHAIN, id, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
 	err := l.conn.Get(request, func(nfnetlink.Message) error { return nil })
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
@@ -118,6 +116,16 @@ func wrapLook(err error, family model.Family, id ruleset.ChainID) error {
 	return fmt.Errorf("look at %v chain %v: %w", family, id, err)
 }
 
-func appendName(b []byte, kind uint16, name string) []byte {
-	return nfnetlink.AppendAttribute(b, kind, append([]byte(name), 0)...)
+// about is a request about a chain. It is good until the next one is made.
+func (l *NFTLook) about(command uint16, id ruleset.ChainID, table, chain uint16) nfnetlink.Message {
+	l.attributes = l.appendName(l.attributes[:0], table, string(id.Table))
+	l.attributes = l.appendName(l.attributes, chain, id.Name)
+	request := nftRequest(l.family, command)
+	request.Attributes = l.attributes
+	return request
+}
+
+func (l *NFTLook) appendName(b []byte, kind uint16, name string) []byte {
+	l.name = append(append(l.name[:0], name...), 0)
+	return nfnetlink.AppendAttribute(b, kind, l.name...)
 }

@@ -82,6 +82,7 @@ func (r Repair) String() string { return r.ChainID.String() + " " + string(r.Kin
 // to be written again, and the Service ports that have to be rendered for that. Chains
 // that this process never wrote are not its to repair.
 func (p *Proxier) doubtChains(edits map[ruleset.ChainID]Edit) (known []Repair, names []model.ServicePortName) {
+	inDispatch := false
 	for id, edit := range edits {
 		last, written := p.ledger.last(id)
 		if !written {
@@ -91,9 +92,11 @@ func (p *Proxier) doubtChains(edits map[ruleset.ChainID]Edit) (known []Repair, n
 		known = append(known, Repair{id, edit.kind(last.rules)})
 		if last.owner != nil {
 			names = append(names, last.owner.Name)
+		} else {
+			inDispatch = true
 		}
 	}
-	if len(known) > 0 {
+	if inDispatch {
 		p.dispatcher.Refresh()
 	}
 	slices.SortFunc(known, func(a, b Repair) int { return a.ChainID.Compare(b.ChainID) })

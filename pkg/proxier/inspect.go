@@ -29,78 +29,88 @@ type TableReader interface {
 const turn = 5 * time.Millisecond
 
 // InspectChains looks at all chains that were written, one by one, and returns those
-// that somebody else has changed. The first look at a chain after it was written can only
-// tell by the number of the rules and by whether they were made in a row; later ones see
-// any change.
-func (p *Proxier) InspectChains(ctx context.Context, look ChainReader) (Damage, error) {
-	found := Damage{Chains: map[ruleset.ChainID]Edit{}, At: time.Now()}
-	p.mu.Lock()
+// that somebody else has changed, and for how long it worked. The first look at a chain
+// after it was written can only tell by the number of the rules and by whether they were
+// made in a row; later ones see any change.
+func (p *Proxier) InspectChains(ctx context.Context, look ChainReader) (found Damage, worked time.Duration, err error) {
+	found = Damage{Chains: map[ruleset.ChainID]Edit{}, At: time.Now()}
+	if !p.mu.TryLock() {
+		return Damage{}, 0, ErrUnsettled // not worth waiting for, since it changes everything
+	}
 	defer p.mu.Unlock()
+	scattered := map[ruleset.ChainID]uint64{}
 	ledger, began := p.ledger, time.Now()
 	for table, chains := range ledger.chains {
 		for name := range chains {
 			if time.Since(began) > turn {
-				p.mu.Unlock()
-				alive := sleep(ctx, turn)
-				p.mu.Lock()
-				if !alive {
-					return Damage{}, ctx.Err()
+				worked += time.Since(began)
+				if err := p.stepAside(ctx); err != nil {
+					return Damage{}, worked, err
 				}
 				began = time.Now()
 			}
 			if p.ledger != ledger || p.doubt.isRaised() {
-				return Damage{}, ErrUnsettled
+				return Damage{}, worked, ErrUnsettled
 			}
-			id := ruleset.ChainID{Table: table, Name: name}
-			edit, damaged, err := p.inspectChain(ctx, look, id)
-			if err != nil {
-				return Damage{}, err
-			}
-			if damaged {
-				found.Chains[id] = edit
+			if err := p.inspectChain(ctx, look, ruleset.ChainID{Table: table, Name: name}, found, scattered); err != nil {
+				return Damage{}, worked, err
 			}
 		}
 	}
-	return found, nil
+	p.judge(scattered, found)
+	return found, worked + time.Since(began), nil
 }
 
-// inspectChain looks at one chain, and remembers what it saw if that is the first look.
-func (p *Proxier) inspectChain(ctx context.Context, look ChainReader, id ruleset.ChainID) (edit Edit, damaged bool, err error) {
+// stepAside lets a sync work.
+func (p *Proxier) stepAside(ctx context.Context) error {
+	p.mu.Unlock()
+	defer p.mu.Lock()
+	if !sleep(ctx, turn) {
+		return ctx.Err()
+	}
+	return nil
+}
+
+// inspectChain looks at one chain, and adds it to what was found if it is damaged, or to
+// scattered if it may be. It remembers what a good one looks like.
+func (p *Proxier) inspectChain(ctx context.Context, look ChainReader, id ruleset.ChainID, found Damage, scattered map[ruleset.ChainID]uint64) error {
 	last, known := p.ledger.last(id)
 	if !known || last.hash == 0 { // removed meanwhile, or not known what it should hold
-		return Edit{}, false, nil
+		return nil
 	}
 	now, err := look.Chain(ctx, id)
 	switch {
 	case err != nil:
-		return Edit{}, false, err
+		return err
 	case !now.Exists:
-		return Edit{Gone: true}, true, nil
+		found.Chains[id] = Edit{Gone: true}
 	case now.Rules != last.rules || last.seen != 0 && last.seen != now.Hash:
-		return editOf(last.rules, now.Rules), true, nil
-	case last.seen == 0 && !p.rows.isPlausible(now.InARow):
-		return editOf(last.rules, now.Rules), true, nil
+		found.Chains[id] = editOf(last.rules, now.Rules)
+	case last.seen == 0 && !now.InARow:
+		scattered[id] = now.Hash
+	case last.seen == 0:
+		if now.Rules > 1 { // one alone proves nothing
+			p.rows++
+		}
+		p.ledger.see(id, now.Hash)
 	}
-	p.ledger.see(id, now.Hash)
-	return Edit{}, false, nil
+	return nil
 }
 
-// rows counts chains by whether their rules were found to be made in a row when they
-// were first looked at. One transaction makes them so, with the programs and kernels that
-// were tried; where it is not so it means nothing.
-type rows struct {
-	inARow, scattered int
-}
-
-// isPlausible takes a chain into account, and reports whether it looks as one does that
-// nobody has touched.
-func (r *rows) isPlausible(inARow bool) bool {
-	if inARow {
-		r.inARow++
-		return true
+// judge decides about chains whose rules were not made in a row, as those of a chain are
+// that one transaction wrote, with the programs and kernels that were tried. Where that
+// is not so it means nothing.
+func (p *Proxier) judge(scattered map[ruleset.ChainID]uint64, found Damage) {
+	for id, hash := range scattered {
+		last, known := p.ledger.last(id)
+		switch {
+		case !known || last.hash == 0 || last.seen != 0:
+		case p.rows > len(scattered):
+			found.Chains[id] = editOf(last.rules, last.rules)
+		default:
+			p.ledger.see(id, hash)
+		}
 	}
-	r.scattered++
-	return r.scattered > r.inARow
 }
 
 // InspectTable reads a table and returns what somebody else has changed of what was

@@ -111,8 +111,8 @@ type Proxier struct {
 
 	// mu is held by a sync, and while the ledger is compared with the kernel.
 	mu sync.Mutex
-	// rows is what was learned of chains by looking at them.
-	rows rows
+	// rows counts chains whose rules were found to be made in a row.
+	rows int
 }
 
 // Settings are what a proxier keeps to.
