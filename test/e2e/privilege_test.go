@@ -243,8 +243,10 @@ func testContainedFailover(t *testing.T, c *cluster) {
 		}
 		return err
 	})
-	ns.deletePod(t, podA)
+	// The other one first: a Service without endpoints refuses who comes.
 	ns.pod(t, "s", podB)
+	c.waitForEndpoints(t, svc, podA, podB)
+	ns.deletePod(t, podA)
 	if err := <-answered; err != nil {
 		t.Errorf("the connection that waited for the dead pod: %v", err)
 	}
