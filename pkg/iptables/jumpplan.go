@@ -27,6 +27,8 @@ type jumpPlan struct {
 	from   ruleset.ChainID
 	remove []string
 	insert []insertion
+	// bypassed says that packets get past a wanted rule before the plan is carried out.
+	bypassed bool
 }
 
 // planJumps decides how a built-in chain gets each wanted rule exactly once, in
@@ -41,7 +43,9 @@ type jumpPlan struct {
 func planJumps(want []ruleset.Rule, have []foundRule) jumpPlan {
 	position, ok := placeJumps(want, have)
 	if !ok {
-		return rewriteJumps(want, have)
+		plan := rewriteJumps(want, have)
+		plan.bypassed = bypassed(want, have)
+		return plan
 	}
 	var plan jumpPlan
 	next := 1
@@ -53,7 +57,25 @@ func planJumps(want []ruleset.Rule, have []foundRule) jumpPlan {
 		plan.insert = append(plan.insert, insertion{at: next, rule: rule})
 		next++
 	}
+	plan.bypassed = len(plan.insert) > 0
 	return plan
+}
+
+// bypassed reports whether a wanted rule is missing or behind a foreign final one.
+func bypassed(want []ruleset.Rule, have []foundRule) bool {
+	reached := 0
+	for _, rule := range want {
+		for _, found := range have {
+			if sameRule(rule, found.rule) {
+				reached++
+				break
+			}
+			if !targets(want, found.rule.Target()) && isFinal(found.rule) {
+				break
+			}
+		}
+	}
+	return reached < len(want)
 }
 
 // placeJumps returns the position of each wanted rule, 0 for one that is missing.

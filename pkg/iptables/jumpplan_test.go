@@ -65,11 +65,12 @@ func TestPlanJumps(t *testing.T) {
 		name             string
 		have, want       []string
 		removed, written int
+		bypassed         bool
 	}{
 		{
 			name:    "empty chain",
 			want:    []string{firewall, services, forward},
-			written: 3,
+			written: 3, bypassed: true,
 		},
 		{
 			name: "as it should be",
@@ -85,25 +86,25 @@ func TestPlanJumps(t *testing.T) {
 			name:    "none there: in front of what is there",
 			have:    []string{docker, ssh, finalReject},
 			want:    []string{firewall, services, forward, docker, ssh, finalReject},
-			written: 3,
+			written: 3, bypassed: true,
 		},
 		{
 			name:    "one missing: behind the one before it",
 			have:    []string{docker, firewall, ssh, forward},
 			want:    []string{docker, firewall, services, ssh, forward},
-			written: 1,
+			written: 1, bypassed: true,
 		},
 		{
 			name:    "the first missing",
 			have:    []string{docker, services, forward},
 			want:    []string{firewall, docker, services, forward},
-			written: 1,
+			written: 1, bypassed: true,
 		},
 		{
 			name:    "the last two missing",
 			have:    []string{docker, firewall, finalReject},
 			want:    []string{docker, firewall, services, forward, finalReject},
-			written: 2,
+			written: 2, bypassed: true,
 		},
 		{
 			name:    "B-56: a jump that was added for ever",
@@ -127,13 +128,13 @@ func TestPlanJumps(t *testing.T) {
 			name:    "B-47: behind a foreign final rule",
 			have:    []string{docker, finalReject, firewall, services, forward},
 			want:    []string{firewall, services, forward, docker, finalReject},
-			removed: 3, written: 3,
+			removed: 3, written: 3, bypassed: true,
 		},
 		{
 			name:    "B-48: one of them behind a foreign final rule with a comment",
 			have:    []string{firewall, services, `-m comment --comment all -j ACCEPT`, forward},
 			want:    []string{firewall, services, forward, `-m comment --comment all -j ACCEPT`},
-			removed: 3, written: 3,
+			removed: 3, written: 3, bypassed: true,
 		},
 		{
 			name: "a foreign rule that cannot be read is no final rule",
@@ -167,6 +168,9 @@ func TestPlanJumps(t *testing.T) {
 			plan := planJumps(wanted, read(test.have))
 			if len(plan.remove) != test.removed || len(plan.insert) != test.written {
 				t.Errorf("got %d removed and %d inserted, want %d and %d", len(plan.remove), len(plan.insert), test.removed, test.written)
+			}
+			if plan.bypassed != test.bypassed {
+				t.Errorf("got bypassed %v, want %v", plan.bypassed, test.bypassed)
 			}
 			after := applyPlan(t, test.have, plan)
 			if !slices.Equal(after, test.want) {

@@ -15,6 +15,8 @@ import (
 type Change struct {
 	Chain             ruleset.ChainID
 	Inserted, Removed int
+	// Bypassed says that packets had got past a chain that a jump was to lead them to.
+	Bypassed bool
 }
 
 // String returns such as "nat/PREROUTING: 1 inserted, 0 removed".
@@ -37,7 +39,7 @@ func (r *Runner) EnsureJumps(ctx context.Context, hooks []ruleset.Hook) ([]Chang
 			errs = append(errs, jumpError(r.family, from, err))
 		}
 		if inserted > 0 {
-			changes = append(changes, Change{Chain: from, Inserted: inserted})
+			changes = append(changes, Change{Chain: from, Inserted: inserted, Bypassed: true})
 		}
 		if len(plan.insert)+len(plan.remove) > 0 {
 			plans[from.Table] = append(plans[from.Table], plan)
@@ -108,7 +110,7 @@ func (r *Runner) applyJumps(ctx context.Context, plans []jumpPlan) (changes []Ch
 	switch {
 	case err == nil:
 		for _, p := range plans {
-			changes = append(changes, Change{Chain: p.from, Inserted: len(p.insert), Removed: len(p.remove)})
+			changes = append(changes, Change{Chain: p.from, Inserted: len(p.insert), Removed: len(p.remove), Bypassed: p.bypassed})
 		}
 		return changes, nil
 	case len(plans) == 1:

@@ -39,6 +39,7 @@ func TestRepairWritesOnlyWhatWasDamaged(t *testing.T) {
 		{"KUBE-MARK-MASQ is flushed, nobody knows how", "*nat\n-F KUBE-MARK-MASQ\nCOMMIT\n", nat("KUBE-MARK-MASQ", Edit{}), Changed, true},
 		{"a rule is added", "*nat\n-A KUBE-MARK-MASQ -j ACCEPT\nCOMMIT\n", nat("KUBE-MARK-MASQ", Edit{Added: 1}), Inserted, true},
 		{"a jump is removed", "*nat\n-F PREROUTING\nCOMMIT\n", Damage{Jumps: true}, "", true},
+		{"a final rule is put before a jump", "*nat\n-I PREROUTING -j ACCEPT\nCOMMIT\n", Damage{Jumps: true}, "", true},
 		{"a foreign rule is added beside the jumps", "*nat\n-A PREROUTING -j ACCEPT\nCOMMIT\n", Damage{Jumps: true}, "", false},
 		{"nothing of ours", "*nat\n:OTHER - [0:0]\nCOMMIT\n", nat("OTHER", Edit{Added: 1}), "", false},
 		{"one that nobody wrote", "*nat\n:KUBE-SVC-OTHER - [0:0]\nCOMMIT\n", nat("KUBE-SVC-OTHER", Edit{Added: 1}), "", false},

@@ -224,7 +224,7 @@ func (p *Proxier) ensureJumps(ctx context.Context) (missing bool, err error) {
 	}
 	changes, err := p.kernel.EnsureJumps(ctx, p.opts.Lacks.Hooks())
 	for _, change := range changes {
-		missing = missing || change.Inserted > change.Removed
+		missing = missing || change.Bypassed
 		klog.FromContext(ctx).Info("Put jump rules in place", "chain", change.Chain.String(), "inserted", change.Inserted, "removed", change.Removed)
 	}
 	if err != nil {
