@@ -53,7 +53,7 @@ func cleanUpFamily(ctx context.Context, family model.Family, backend iptables.Ba
 		return err
 	}
 	return kernel.Cleanup(ctx, func(id ruleset.ChainID) bool {
-		return render.Owns(id) || render.Shares(id) && !shared
+		return render.Owns(id) || iptables.IsProbe(id) || render.Shares(id) && !shared
 	})
 }
 
