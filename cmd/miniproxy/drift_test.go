@@ -62,6 +62,8 @@ func newDriftNode(t *testing.T, backend iptables.Backend) *driftNode {
 	if !lab.HasIPv6() {
 		t.Skip("this kernel has no IPv6")
 	}
+	// The lock of the legacy backend is a file, which namespaces of networks share.
+	t.Setenv("XTABLES_LOCKFILE", filepath.Join(t.TempDir(), "xtables.lock"))
 	n := &driftNode{Node: labtest.NewCluster(t).Node("n1"), t: t, backend: backend, said: &logText{}}
 	dir := t.TempDir()
 	pods := []*failoverPod{{addrs: n.Plan.PodAddrs(10)}, {addrs: n.Plan.PodAddrs(11)}}
