@@ -74,19 +74,25 @@ func (s *clusters) close() error {
 // another and leave the cluster as they found it.
 func onBothBackends(t *testing.T, run func(t *testing.T, c *cluster)) {
 	t.Helper()
+	for _, backend := range backends {
+		onBackend(t, backend, run)
+	}
+}
+
+// onBackend is onBothBackends for what has to do with one of them only, or with none.
+func onBackend(t *testing.T, backend string, run func(t *testing.T, c *cluster)) {
+	t.Helper()
 	if skipReason != nil {
 		t.Skip(skipReason)
 	}
-	for _, backend := range backends {
-		t.Run(backend, func(t *testing.T) {
-			c, err := shared.get(backend)
-			if err != nil {
-				t.Fatalf("no cluster: %v", err)
-			}
-			c.explainFailure(t)
-			run(t, c)
-		})
-	}
+	t.Run(backend, func(t *testing.T) {
+		c, err := shared.get(backend)
+		if err != nil {
+			t.Fatalf("no cluster: %v", err)
+		}
+		c.explainFailure(t)
+		run(t, c)
+	})
 }
 
 // forEachFamily runs a case for IPv4 and for IPv6.
