@@ -125,14 +125,14 @@ const clock = "15:04:05.000"
 func (ch *chaos) round(t *testing.T) {
 	t.Helper()
 	ch.mustStillHold(t)
-	ch.damaged, ch.endings, ch.late = map[int]time.Time{}, nil, nil
+	ch.damaged = map[int]time.Time{}
 	var kinds []string
 	switch ch.IntN(5) {
 	case 0:
-		ch.events(t, 1+ch.IntN(12))
+		ch.events(t, 1+ch.IntN(30))
 	case 1, 2:
-		for range 2 + ch.IntN(6) {
-			ch.events(t, ch.IntN(5))
+		for range 2 + ch.IntN(12) {
+			ch.events(t, ch.IntN(6))
 			kinds = append(kinds, ch.disturb(t))
 		}
 		ch.events(t, ch.IntN(3))
@@ -144,13 +144,13 @@ func (ch *chaos) round(t *testing.T) {
 			ch.events(t, 1+ch.IntN(5))
 		}
 	}
-	ch.endFaults(t, ch.endings)
+	ch.endFaults(t, &ch.endings)
 	calm := time.Now()
 	ch.quiet(t)
 	repaired := time.Now()
 	ch.note("quiet after %v", repaired.Sub(calm).Round(time.Millisecond))
-	ch.endFaults(t, ch.late)
 	if len(ch.late) > 0 {
+		ch.endFaults(t, &ch.late)
 		ch.quiet(t)
 	}
 	ch.checkClients(t, time.Now())
@@ -218,14 +218,16 @@ func (ch *chaos) disturb(t *testing.T) string {
 	return ""
 }
 
-func (ch *chaos) endFaults(t *testing.T, endings []ending) {
+// endFaults ends faults, in any order, and leaves those that did not end.
+func (ch *chaos) endFaults(t *testing.T, endings *[]ending) {
 	t.Helper()
-	ch.Shuffle(len(endings), func(i, j int) { endings[i], endings[j] = endings[j], endings[i] })
-	for _, end := range endings {
+	ch.Shuffle(len(*endings), func(i, j int) { (*endings)[i], (*endings)[j] = (*endings)[j], (*endings)[i] })
+	for len(*endings) > 0 {
 		ch.pause()
-		if err := end(t.Context()); err != nil {
+		if err := (*endings)[0](t.Context()); err != nil {
 			t.Fatalf("end a fault: %v", err)
 		}
+		*endings = (*endings)[1:]
 	}
 }
 
