@@ -53,6 +53,9 @@ func (l *dispatcherLife) change() {
 		ServiceName: model.ServiceName{Namespace: "ns1", Name: fmt.Sprintf("s%d", l.random.IntN(80))},
 		Protocol:    model.TCP,
 	}
+	if l.random.IntN(4) == 0 {
+		name.Protocol = model.UDP
+	}
 	old := l.units[name]
 	if l.random.IntN(2) == 0 {
 		delete(l.units, name)
@@ -65,12 +68,17 @@ func (l *dispatcherLife) change() {
 		Port:      uint16(80 + l.random.IntN(2)),
 		NodePort:  uint16(30000 + l.random.IntN(2768)),
 	}
+	if l.random.IntN(3) == 0 {
+		// Many Services share an address, as behind one load balancer.
+		port.ExternalIPs = []netip.Addr{netip.AddrFrom4([4]byte{10, 50, 0, byte(10 * l.random.IntN(2))})}
+		port.Port = uint16(1 + l.random.IntN(20)*l.random.IntN(3000))
+	}
 	if l.random.IntN(40) == 0 {
 		// Far away from all others, which moves those down one level.
 		port.ClusterIP = netip.AddrFrom4([4]byte{byte(l.random.IntN(256)), 60, 0, 11})
 	}
 	if l.random.IntN(20) == 0 {
-		port.ExternalIPs = []netip.Addr{netip.AddrFrom4([4]byte{byte(l.random.IntN(256)), 60, 0, 10})}
+		port.ExternalIPs = append(port.ExternalIPs, netip.AddrFrom4([4]byte{byte(l.random.IntN(256)), 60, 0, 10}))
 	}
 	var endpoints []model.Endpoint
 	if l.random.IntN(3) > 0 {

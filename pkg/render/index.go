@@ -95,11 +95,13 @@ func (x *index) flush(tail []ruleset.Rule) (write []ruleset.Chain, gone []rulese
 	slices.SortFunc(x.touched, key.compare)
 	root, now := x.render(x.items, isFlat)
 	_, before := x.render(x.itemsBefore, wasFlat)
+	names := map[string]bool{}
 	for _, n := range now {
 		write = append(write, n.Chain)
+		names[n.Name] = true
 	}
 	for _, n := range slices.Backward(before) {
-		if isFlat || !has(x.items, n) {
+		if isFlat || n.ofPorts && !names[n.Name] || !n.ofPorts && !has(x.items, n) {
 			gone = append(gone, n.ChainID)
 		}
 	}
@@ -118,13 +120,8 @@ func (x *index) render(items []*item, isFlat bool) (root ruleset.Chain, below []
 		return root, nil
 	}
 	t := tree{index: x.Index, table: root.Table, touched: x.touched, lacks: x.lacks}
-	for len(items) > 0 {
-		n := 1
-		for n < len(items) && items[n].key.space == items[0].key.space {
-			n++
-		}
-		root.Rules = append(root.Rules, t.inline(items[:n])...)
-		items = items[n:]
+	for group := range bySpace(items) {
+		root.Rules = append(root.Rules, t.inline(group)...)
 	}
 	return root, t.chains
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"math/bits"
 	"net/netip"
 	"slices"
@@ -39,11 +40,16 @@ const (
 )
 
 func keyOf(f Frontend) key {
-	if f.Addr.IsValid() {
-		var b [16]byte
-		copy(b[:], f.Addr.AsSlice())
-		return key{addresses, binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
+	if !f.Addr.IsValid() {
+		return portKey(f)
 	}
+	var b [16]byte
+	copy(b[:], f.Addr.AsSlice())
+	return key{addresses, binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
+}
+
+// portKey is the key of a frontend among those of one address.
+func portKey(f Frontend) key {
 	k := key{space: tcpPorts, hi: uint64(f.Port) << 48}
 	switch f.Protocol {
 	case model.UDP:
@@ -76,6 +82,8 @@ type tree struct {
 	touched []key // sorted
 	lacks   Lacks
 	chains  []node
+	// address is the one that a tree of ports is for, if it is below an address.
+	address netip.Addr
 }
 
 // node is a chain of a tree, with the first bits of the keys that it is for.
@@ -83,6 +91,9 @@ type node struct {
 	ruleset.Chain
 	key   key
 	depth int
+	// ofPorts says that the chain is for ports of one address. It is there or not
+	// together with others of the address, and does not depend on what is above.
+	ofPorts bool
 }
 
 // inline returns the rules that lead on for the items of one space, to stand in the
@@ -95,6 +106,9 @@ func (t *tree) lead(items []*item, changed bool) []ruleset.Rule {
 	var rules []ruleset.Rule
 	length := width(items[0])
 	common := min(items[0].key.shared(items[len(items)-1].key), length)
+	if len(items) > leafSize && common == length && items[0].key.space == addresses {
+		return t.leadByPort(items, changed)
+	}
 	if len(items) <= leafSize || common == length {
 		for _, it := range items {
 			rules = append(rules, it.entry.Rules...)
@@ -113,6 +127,44 @@ func (t *tree) lead(items []*item, changed bool) []ruleset.Rule {
 	return rules
 }
 
+// leadByPort does the same for the items of one address that has many: such as a load
+// balancer that shares one among many Services.
+func (t *tree) leadByPort(items []*item, changed bool) []ruleset.Rule {
+	k, length := items[0].key, width(items[0])
+	below := tree{index: t.index, table: t.table, lacks: t.lacks, address: items[0].entry.Frontend.Addr}
+	byPort := make([]*item, len(items))
+	for i, it := range items {
+		byPort[i] = &item{key: portKey(it.entry.Frontend), name: it.name, seq: it.seq, entry: it.entry}
+	}
+	slices.SortFunc(byPort, compareItems)
+	var rules []ruleset.Rule
+	for group := range bySpace(byPort) {
+		rules = append(rules, below.lead(group, true)...)
+	}
+	if changed && t.touches(k, length) {
+		for _, n := range below.chains {
+			t.chains = append(t.chains, node{Chain: n.Chain, key: k, depth: length, ofPorts: true})
+		}
+	}
+	return rules
+}
+
+// bySpace divides sorted items by the spaces of their keys.
+func bySpace(items []*item) iter.Seq[[]*item] {
+	return func(yield func([]*item) bool) {
+		for len(items) > 0 {
+			n := 1
+			for n < len(items) && items[n].key.space == items[0].key.space {
+				n++
+			}
+			if !yield(items[:n]) {
+				return
+			}
+			items = items[n:]
+		}
+	}
+}
+
 // branch returns the rules that lead to some items, and makes their chain.
 func (t *tree) branch(items []*item, changed bool) []ruleset.Rule {
 	if len(items) == 1 {
@@ -120,7 +172,7 @@ func (t *tree) branch(items []*item, changed bool) []ruleset.Rule {
 	}
 	length := width(items[0])
 	depth := levelAt(min(items[0].key.shared(items[len(items)-1].key), length), length)
-	r := rangeOf(items[0].entry.Frontend, depth)
+	r := t.rangeOf(items[0], depth)
 	name := t.name(r)
 	if changed {
 		rules := t.lead(items, t.touches(items[0].key, depth))
@@ -162,6 +214,9 @@ func within(items []*item, k key, depth int) []*item {
 
 // touches reports whether a key that changed begins with the first depth bits of k.
 func (t *tree) touches(k key, depth int) bool {
+	if t.address.IsValid() {
+		return true // the address itself was touched, or nobody asks for the chains
+	}
 	at, _ := slices.BinarySearchFunc(t.touched, k, key.compare)
 	// The nearest touched keys on both sides share the most bits with k.
 	for _, i := range []int{at - 1, at} {
@@ -174,8 +229,8 @@ func (t *tree) touches(k key, depth int) bool {
 
 // width is the number of bits that keys of the item's space have.
 func width(it *item) int {
-	if addr := it.entry.Frontend.Addr; addr.IsValid() {
-		return addr.BitLen()
+	if it.key.space == addresses {
+		return it.entry.Frontend.Addr.BitLen()
 	}
 	return 16
 }
@@ -206,38 +261,50 @@ func levelAbove(level, width int) int {
 	return max(level-stride, 0)
 }
 
-// keyRange is what a chain of a tree is for: the addresses of a prefix, or the
-// ports from first to last of a protocol.
+// keyRange is what a chain of a tree is for: the addresses of a prefix, the ports from
+// first to last of a protocol, or these ports of one address.
 type keyRange struct {
 	prefix      netip.Prefix
 	protocol    string
 	first, last uint16
 }
 
-// rangeOf is the range of the given depth that a frontend is in.
-func rangeOf(f Frontend, depth int) keyRange {
-	if f.Addr.IsValid() {
+// rangeOf is the range of the given depth that an item is in.
+func (t *tree) rangeOf(it *item, depth int) keyRange {
+	f := it.entry.Frontend
+	if it.key.space == addresses {
 		return keyRange{prefix: netip.PrefixFrom(f.Addr, depth).Masked()}
 	}
 	span := uint16(1)<<(16-depth) - 1
-	return keyRange{protocol: f.Protocol.Lower(), first: f.Port &^ span, last: f.Port | span}
+	r := keyRange{protocol: f.Protocol.Lower(), first: f.Port &^ span, last: f.Port | span}
+	if t.address.IsValid() {
+		r.prefix = single(t.address)
+	}
+	return r
 }
 
 func (r keyRange) String() string {
-	if r.prefix.IsValid() {
+	ports := fmt.Sprintf("%s:%d-%d", r.protocol, r.first, r.last)
+	switch {
+	case !r.prefix.IsValid():
+		return ports
+	case r.protocol == "":
 		return r.prefix.String()
 	}
-	return fmt.Sprintf("%s:%d-%d", r.protocol, r.first, r.last)
+	return r.prefix.Addr().String() + ":" + ports
 }
 
 func (r keyRange) matches() []ruleset.Match {
+	var matches []ruleset.Match
 	if r.prefix.IsValid() {
-		return []ruleset.Match{ruleset.Destination{Prefix: r.prefix}}
+		matches = append(matches, ruleset.Destination{Prefix: r.prefix})
 	}
-	return []ruleset.Match{
-		ruleset.Protocol{Name: r.protocol},
-		ruleset.DestinationPort{Protocol: r.protocol, First: r.first, Last: r.last},
+	if r.protocol != "" {
+		matches = append(matches,
+			ruleset.Protocol{Name: r.protocol},
+			ruleset.DestinationPort{Protocol: r.protocol, First: r.first, Last: r.last})
 	}
+	return matches
 }
 
 func (r keyRange) comment() string { return "services in " + r.String() }

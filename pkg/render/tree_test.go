@@ -130,3 +130,14 @@ func withoutEndpoints(w world) world {
 	clear(w.Endpoints)
 	return w
 }
+
+// A packet to an address that hundreds of Services share, each with a port of its own,
+// does not meet them one by one.
+func TestManyPortsOnOneAddress(t *testing.T) {
+	const most = 24
+	for id, chain := range onOneAddress(400).render(options()).Ruleset {
+		if n := len(chain.Rules); n > most {
+			t.Errorf("%v has %d rules, want at most %d", id, n, most)
+		}
+	}
+}
