@@ -320,7 +320,9 @@ func legacyTableNames(t *testing.T, host *lab.Host) string {
 	return string(text)
 }
 
-// What the kernel lacks is not missing from the rules.
+// What the kernel lacks is not missing from the rules. These are features on which more
+// depends than what is rendered: canaries, jump rules, accounting objects, and what is
+// asked for only if a Service needs it.
 func TestDiffExpectsWhatTheKernelHas(t *testing.T) {
 	if !lab.HasIPv6() {
 		t.Skip("this kernel has no IPv6")
@@ -331,6 +333,9 @@ func TestDiffExpectsWhatTheKernelHas(t *testing.T) {
 	}
 	manifests := "--manifests=" + write(t, "services.yaml", degradedServices)
 	for _, d := range degradations {
+		if !slices.Contains([]string{"", "comment", "conntrack", "nfacct", "sctp"}, d.feature) {
+			continue
+		}
 		t.Run(strings.Join(d.words, ","), func(t *testing.T) {
 			programs := lackingPrograms(t, iptables.NFT, model.Families[:], d.words...)
 			cleanUpOn(t, host, iptables.NFT)
