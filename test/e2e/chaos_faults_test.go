@@ -284,6 +284,10 @@ func endAgent(signal syscall.Signal) func(*chaos, context.Context, target) (stri
 		if err := v.agent.alive(); err != nil {
 			return "", nil, err
 		}
+		// Before its first words it may not have come to handle signals.
+		if signal != syscall.SIGKILL && fileSize(v.log()) == v.saidBefore {
+			return "", nil, errNotNow
+		}
 		if err := v.agent.end(signal); err != nil && signal != syscall.SIGKILL {
 			return "", nil, fmt.Errorf("%s: it ended with %w", v.Plan.Name, err)
 		}
@@ -401,6 +405,8 @@ type victim struct {
 	final   map[int]*ruleset.Hook
 	// busy says that the agent does not run: it was ended or stopped.
 	busy bool
+	// saidBefore is how long the log was when the agent was started.
+	saidBefore int64
 }
 
 // restoreScript stands before the restore programs.
@@ -446,6 +452,7 @@ func (ch *chaos) addVictims(t *testing.T) {
 func (v *victim) start() (err error) {
 	cmd := v.wrap(v.t, fmt.Sprintf(restoreScript, v.switches), "iptables-restore", "ip6tables-restore")
 	cmd.Args = append(cmd.Args, v.flags...)
+	v.saidBefore = fileSize(v.log())
 	v.agent, err = startProcess("agent on "+v.Plan.Name, v.log(), cmd)
 	return err
 }
