@@ -97,15 +97,12 @@ func leftovers(ctx context.Context, family model.Family, backend iptables.Backen
 // want is what the kernel should hold of one family, with the options with which the
 // agent renders.
 func (o *options) want(cluster *view, family model.Family, found abilities) (audit.Want, error) {
-	addresses, err := hostAddresses()
+	can := found.can[family]
+	snapshot := cluster.snapshot(family)
+	opts, err := o.renderingHere(cluster.config, found.kernels[0].Backend(), can, snapshot.Node, found.host)
 	if err != nil {
 		return audit.Want{}, err
 	}
-	can := found.can[family]
-	host := can.host(found.host)
-	host.Addresses = addresses
-	snapshot := cluster.snapshot(family)
-	opts := o.rendering(cluster.config, found.kernels[0].Backend(), family, snapshot.Node, host).Without(can.lacks(), addresses)
 	if opts.NodePorts.Loopback {
 		// Where the agent may not set this, node ports do not answer on 127.0.0.1.
 		if opts.NodePorts.Loopback, err = sysctl.New().RouteLocalnet(); err != nil {

@@ -154,17 +154,11 @@ func (f *familyAgent) recordPending() {
 
 // rendering says what the configuration means on the node and host as they are now.
 func (f *familyAgent) rendering(node model.NodeFacts) (render.Options, error) {
-	addresses, err := hostAddresses()
-	if err != nil {
-		return render.Options{}, err
-	}
-	host := f.can.host(f.host)
-	host.Addresses = addresses
-	opts := f.options.rendering(f.config, f.kernel.Backend(), f.family, node, host).Without(f.can.lacks(), addresses)
+	opts, err := f.options.renderingHere(f.config, f.kernel.Backend(), f.can, node, f.host)
 	if f.noLoopback {
 		opts.NodePorts.Loopback = false
 	}
-	return opts, nil
+	return opts, err
 }
 
 // hostAddresses are the addresses of all interfaces.

@@ -52,6 +52,18 @@ func (o *options) rendering(c *config.Config, backend iptables.Backend, family m
 	return opts
 }
 
+// renderingHere is rendering with the addresses that the host has now, and without what
+// a family's kernel lacks. The agent and diff both ask it.
+func (o *options) renderingHere(c *config.Config, backend iptables.Backend, can *capabilities, node model.NodeFacts, host proxier.Host) (render.Options, error) {
+	addresses, err := hostAddresses()
+	if err != nil {
+		return render.Options{}, err
+	}
+	host = can.host(host)
+	host.Addresses = addresses
+	return o.rendering(c, backend, can.kernel.Family(), node, host).Without(can.lacks(), addresses), nil
+}
+
 // parse reads a command line. Everything that is wrong with it, or with the
 // configuration that it names, is a usageError.
 func (o *options) parse(args []string, io streams) (*config.Config, error) {
