@@ -2,6 +2,8 @@ package canary
 
 import (
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,6 +12,7 @@ import (
 // opponent undoes every repair a moment after it.
 type opponent struct {
 	*Pacer
+	mu      sync.Mutex
 	began   time.Time
 	repairs []time.Duration
 	fights  []Fight
@@ -18,11 +21,17 @@ type opponent struct {
 
 func newOpponent() *opponent {
 	o := &opponent{began: time.Now()}
-	o.Pacer = NewPacer(o.repaired, func(f Fight) { o.fights = append(o.fights, f) })
+	o.Pacer = NewPacer(o.repaired, func(f Fight) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.fights = append(o.fights, f)
+	})
 	return o
 }
 
 func (o *opponent) repaired() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.repairs = append(o.repairs, time.Since(o.began))
 	o.Repaired()
 	if !o.ended {
@@ -32,6 +41,8 @@ func (o *opponent) repaired() {
 
 // waits are the times between repairs, in whole seconds.
 func (o *opponent) waits() []int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	var waits []int
 	for i := 1; i < len(o.repairs); i++ {
 		waits = append(waits, int((o.repairs[i] - o.repairs[i-1]).Seconds()))
@@ -56,6 +67,7 @@ func TestFightBacksOff(t *testing.T) {
 				break
 			}
 		}
+		synctest.Wait()
 		if first := o.fights[0]; first != (Fight{By: "rival (pid 7)", Repairs: 11, Wait: time.Second}) {
 			t.Errorf("the fight began as %+v", first)
 		}
@@ -74,13 +86,17 @@ func TestFightIsForgotten(t *testing.T) {
 		defer o.Stop()
 		o.Damaged("rival")
 		time.Sleep(10 * time.Minute)
+		o.mu.Lock()
 		o.ended = true
+		o.mu.Unlock()
 		time.Sleep(15 * time.Minute)
 		if got := o.Wait(); got != 0 {
 			t.Errorf("15 minutes later repairs still wait %v", got)
 		}
 		time.Sleep(time.Hour)
+		o.mu.Lock()
 		o.fights = nil
+		o.mu.Unlock()
 		for range freeRepairs {
 			o.Damaged("a firewall's reload")
 		}
@@ -92,8 +108,8 @@ func TestFightIsForgotten(t *testing.T) {
 
 func TestDamageIsMergedWhileRepairWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		repairs, fights := 0, 0
-		p := NewPacer(func() { repairs++ }, func(Fight) { fights++ })
+		var repairs, fights atomic.Int32
+		p := NewPacer(func() { repairs.Add(1) }, func(Fight) { fights.Add(1) })
 		for range freeRepairs + 4 {
 			p.Repaired()
 		}
@@ -101,12 +117,12 @@ func TestDamageIsMergedWhileRepairWaits(t *testing.T) {
 			p.Damaged("a loop")
 			time.Sleep(time.Millisecond)
 		}
-		if repairs != 0 || fights != 1 {
+		if repairs, fights := repairs.Load(), fights.Load(); repairs != 0 || fights != 1 {
 			t.Errorf("after a second %d repairs and %d reports, want none and one", repairs, fights)
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if repairs != 1 || fights != 1 {
+		if repairs, fights := repairs.Load(), fights.Load(); repairs != 1 || fights != 1 {
 			t.Errorf("in the end %d repairs and %d reports, want one and one", repairs, fights)
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 // post is what an inspector sees, and a diary of when it was asked to look.
 type post struct {
+	mu       sync.Mutex
 	began    time.Time
 	verdict  Verdict
 	cost     time.Duration
@@ -21,11 +23,15 @@ type post struct {
 }
 
 func (p *post) Glance(context.Context) (Verdict, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.glances++
 	return p.verdict, p.err
 }
 
 func (p *post) Look(_ context.Context, everything bool) (Outcome, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	at := time.Since(p.began)
 	if everything {
 		p.all = append(p.all, at)
@@ -65,18 +71,19 @@ func TestPatrolLooksOnlyWhenThereMayBeSomething(t *testing.T) {
 func TestPatrolIsBounded(t *testing.T) {
 	tests := []struct {
 		name     string
-		post     post
+		verdict  Verdict
+		cost     time.Duration
 		all, few int // looks in an hour, about
 	}{
-		{"cheap looks, no reason", post{verdict: Unsure, cost: time.Millisecond}, 60, 0},
-		{"dear looks, no reason", post{verdict: Unsure, cost: 3 * time.Second}, 12, 0},
-		{"cheap looks, somebody always writes", post{verdict: Moved, cost: time.Millisecond}, 60, 3540},
-		{"dear looks, somebody always writes", post{verdict: Moved, cost: 3 * time.Second}, 12, 100},
+		{"cheap looks, no reason", Unsure, time.Millisecond, 60, 0},
+		{"dear looks, no reason", Unsure, 3 * time.Second, 12, 0},
+		{"cheap looks, somebody always writes", Moved, time.Millisecond, 60, 3540},
+		{"dear looks, somebody always writes", Moved, 3 * time.Second, 12, 100},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := tt.post
-			patrol(t, &p, sleepFor(time.Hour))
+			p := &post{verdict: tt.verdict, cost: tt.cost}
+			patrol(t, p, sleepFor(time.Hour))
 			about := func(got, want int) bool { return got >= want*9/10 && got <= want*11/10+1 }
 			if !about(len(p.few), tt.few) || !about(len(p.all), tt.all) {
 				t.Errorf("%d looks at everything and %d at what moved, want about %d and %d", len(p.all), len(p.few), tt.all, tt.few)
@@ -128,7 +135,9 @@ func TestDoubtRemains(t *testing.T) {
 	patrol(t, p, func(walk *Patrol) {
 		walk.Doubt()
 		time.Sleep(time.Minute)
+		p.mu.Lock()
 		p.unquiet = false
+		p.mu.Unlock()
 		time.Sleep(time.Minute)
 	})
 	if len(p.all) < 55 || len(p.all) > 65 {
@@ -140,7 +149,9 @@ func TestPatrolOutlivesFailures(t *testing.T) {
 	p := &post{verdict: Unsure, err: errors.New("not permitted")}
 	patrol(t, p, func(walk *Patrol) {
 		time.Sleep(10 * time.Minute)
+		p.mu.Lock()
 		p.err = nil
+		p.mu.Unlock()
 		time.Sleep(10 * time.Minute)
 	})
 	if len(p.all) < 8 || len(p.all) > 12 {
