@@ -33,8 +33,8 @@ var spoilings = []spoiling{
 	{name: "unknown match", script: `/^-A KUBE-SEP-.*"%s/s/ -j / -m nosuchmatch -j /`, keeps: keepsRules},
 	{name: "match that the kernel lacks", script: `/^-A KUBE-SEP-.*"%s/s/ -j / -m ipvs --ipvs -j /`, keeps: keepsRules},
 	{name: "jump to nowhere", script: `/^-A KUBE-SVC-.*"%s/s/ -j KUBE-SEP-/ -j KUBE-NOT-/`, onlyOn: "nft", keeps: keepsRules, anonymous: true},
-	{name: "comment too long", script: `/^-A KUBE-SEP-/s/--comment "%s/&` + strings.Repeat("x", 300) + `/`, onlyOn: "legacy", keeps: keepsRules},
-	{name: "no address", script: `/"%s/s/--to-destination .*/--to-destination 10.244.1.999:8080/`, onlyOn: "nft", keeps: keepsRules},
+	{name: "comment with a line break", script: `/^-A KUBE-SEP-.*"%s/s/--comment "/&\n/`, onlyOn: "legacy", keeps: keepsRules},
+	{name: "no address", script: `/"%s/s/--to-destination .*/--to-destination 10.244.1.999:8080/`, keeps: keepsRules},
 	{name: "way in", script: `/^-A KUBE-SERVICES .*"%s/s/ -j / -m nosuchmatch -j /`, onlyOn: "nft", keeps: "has no rules"},
 }
 
