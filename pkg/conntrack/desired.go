@@ -174,15 +174,17 @@ func (d desired) backends(frontend netip.AddrPort) (backends, bool) {
 	return to, true
 }
 
-// has reports whether one of the frontends is one of the Service port's.
+// has reports whether one of the frontends is one of the Service port's. It is asked
+// of every Service port, and makes no list of them.
 func (d desired) has(port model.ServicePort) bool {
 	if _, ok := d.nodePorts[port.NodePort]; ok {
 		return true
 	}
-	return slices.ContainsFunc(frontends(port), func(addr netip.Addr) bool {
+	is := func(addr netip.Addr) bool {
 		_, ok := d.services[netip.AddrPortFrom(addr, port.Port)]
 		return ok
-	})
+	}
+	return is(port.ClusterIP) || slices.ContainsFunc(port.ExternalIPs, is) || slices.ContainsFunc(port.LoadBalancerVIPs, is)
 }
 
 // fill gives those of the frontends that are the Service port's its backends.

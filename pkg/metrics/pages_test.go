@@ -237,7 +237,7 @@ func TestRestores(t *testing.T) {
 		}
 		failed := show(pages[1])
 		for _, want := range []string{
-			"# IPv4, 2000-01-01T00:00:00Z, 4194305 bytes\n# error: \"too big\"\n# only the first 4194304 bytes were kept\n",
+			"# IPv4, 2000-01-01T00:00:00Z, 1048577 bytes\n# error: \"too big\"\n# only the first 1048576 bytes were kept\n",
 			"# IPv6, 2000-01-01T00:00:00Z, 22 bytes\n# error: \"write: line 2 failed\"\n#  1  *nat\n# >2  -A A -j B\n*nat\n-A A -j B\nCOMMIT\n",
 		} {
 			if !strings.Contains(failed, want) {

@@ -11,9 +11,10 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/model"
 )
 
-// maxRestoreText is how much of one restore input is kept, in bytes. The input of
-// a full sync of a large cluster is tens of megabytes; its beginning tells enough.
-const maxRestoreText = 4 << 20
+// maxRestoreText is how much of one restore input is kept, in bytes: all of one chunk
+// on the nft backend. On legacy the input of a full sync of a large cluster is tens of
+// megabytes; its beginning tells enough.
+const maxRestoreText = 1 << 20
 
 // Restores keeps, per family, the last restore input that was applied and the last
 // one that failed with its error, for people who ask what the agent did to this
