@@ -123,6 +123,18 @@ func (s *saved) chain() SavedChain {
 	}
 }
 
+// Says reports whether the rules are those of a chain with this hash.
+func (c SavedChain) Says(hash uint64) bool {
+	// Most rules are printed as they were written: to decode them is dear where there are
+	// 300,000.
+	prefix := []byte("-A " + c.Name + " ")
+	text := make([]byte, 0, len(c.lines))
+	for line := range bytes.Lines(c.lines) {
+		text = append(text, bytes.TrimPrefix(line, prefix)...)
+	}
+	return ruleset.HashText(text) == hash || c.Decode().Hash() == hash
+}
+
 // Decode reads the rules. What they jump to is not declared here, so that it is kept as
 // text, which is the same text. Rules that cannot be read are zero.
 func (c SavedChain) Decode() ruleset.Chain {

@@ -180,6 +180,9 @@ func TestReadChains(t *testing.T) {
 					if saved.Rules != len(c.Rules) {
 						t.Errorf("%s %v: %d rules are counted of %+v", backend, fam, saved.Rules, c)
 					}
+					if !saved.Says(want[c.ChainID].Hash()) || saved.Says(1) {
+						t.Errorf("%s %v: %+v is not known by its hash", backend, fam, c)
+					}
 					if got[c.ChainID] != nil {
 						t.Errorf("%s %v: chain %s comes twice", backend, fam, c.ChainID)
 					}

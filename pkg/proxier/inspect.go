@@ -169,7 +169,7 @@ func (i *inspection) see(chain iptables.SavedChain) error {
 	case !known:
 		return nil
 	case last.hash == 0 || last.seen == chain.Text:
-	case last.hash == chain.Decode().Hash():
+	case chain.Says(last.hash):
 		i.p.ledger.see(chain.ChainID, chain.Text)
 	default:
 		i.found.Chains[chain.ChainID] = editOf(last.rules, chain.Rules)

@@ -36,6 +36,12 @@ func (c Chain) Hash() uint64 {
 	for _, r := range c.Rules {
 		text = append(r.appendRule(text), '\n')
 	}
+	return HashText(text)
+}
+
+// HashText is the hash of a chain whose rules have the lines of text for their canonical
+// texts.
+func HashText(text []byte) uint64 {
 	sum := sha256.Sum256(text)
 	return binary.BigEndian.Uint64(sum[:])
 }
