@@ -3,6 +3,7 @@ package proxier
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,11 +15,15 @@ import (
 // Services in one transaction, and nothing is lost.
 func TestRollingUpdate(t *testing.T) {
 	const (
-		services, pods = 500, 3
-		every          = 10 * time.Millisecond       // between two events
-		took           = 45 * time.Millisecond       // one transaction
-		lasts          = 2 * services * pods * every // all events
+		pods  = 3
+		every = 10 * time.Millisecond // between two events
+		took  = 45 * time.Millisecond // one transaction
 	)
+	services := 500
+	if raced {
+		services = 50
+	}
+	lasts := time.Duration(2*services*pods) * every // all events
 	tests := []struct {
 		name  string
 		pause func(time.Duration) time.Duration
@@ -44,13 +49,14 @@ func TestRollingUpdate(t *testing.T) {
 
 				var syncs int
 				var ended time.Time
-				var newest string // an address that the last event brought
+				var newest atomic.Value // an address that the last event brought
+				newest.Store("")
 				work := func(ctx context.Context) error {
 					if pause := time.Since(ended); syncs > 0 && pause < test.least {
 						t.Errorf("sync %d began %v after the end of the one before, want at least %v", syncs, pause, test.least)
 					}
 					syncs++
-					want := newest
+					want := newest.Load().(string)
 					err := h.proxier.Sync(ctx)
 					if want != "" && !h.holds("--to-destination "+want+":") {
 						t.Errorf("sync %d did not bring %s, which came before it", syncs, want)
@@ -66,8 +72,8 @@ func TestRollingUpdate(t *testing.T) {
 					for i := range services {
 						// A pod more, then one of the old ones less.
 						all := append(podsOf(i, 0, pods)[(step+1)/2:], podsOf(i, 1, step/2+1)...)
-						newest = all[len(all)-1]
 						h.tracker.EndpointSliceChanged(nil, newSlice(fmt.Sprintf("s%d", i), all...))
+						newest.Store(all[len(all)-1])
 						runner.Trigger()
 						time.Sleep(every)
 					}
