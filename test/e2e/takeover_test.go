@@ -38,11 +38,12 @@ const (
 )
 
 // start starts kube-proxy as the node's agent.
-func (o original) start(t *testing.T) {
+func (o original) start(t *testing.T, extra ...string) {
 	t.Helper()
 	n := o.node
-	cmd := n.Command(context.Background(), filepath.Join(os.Getenv(envControlPlane), agentKubeProxy), append(n.proxyArgs(o.kubeconfig),
-		"--proxy-mode=iptables", "--healthz-bind-address="+originalHealthAddr, "--metrics-bind-address="+originalMetricsAddr)...)
+	args := append(n.proxyArgs(o.kubeconfig),
+		"--proxy-mode=iptables", "--healthz-bind-address="+originalHealthAddr, "--metrics-bind-address="+originalMetricsAddr)
+	cmd := n.Command(context.Background(), filepath.Join(os.Getenv(envControlPlane), agentKubeProxy), append(args, extra...)...)
 	cmd.Env = n.env()
 	var err error
 	if n.agent, err = startProcess("kube-proxy on "+n.Plan.Name, n.log(), cmd); err != nil {
