@@ -131,9 +131,10 @@ func (m *Metrics) SyncSucceeded(fam model.Family, at time.Time) {
 
 // Programmed records how long it took from a change in the cluster (the annotation
 // endpoints.kubernetes.io/last-change-trigger-time) to rules in the kernel. It
-// includes the difference between two machines' clocks.
+// includes the difference between two machines' clocks, and less than nothing counts
+// as nothing: a sum that falls looks like a restart to whoever draws its rate.
 func (m *Metrics) Programmed(fam model.Family, took time.Duration) {
-	m.programming.WithLabelValues(fam.String()).Observe(took.Seconds())
+	m.programming.WithLabelValues(fam.String()).Observe(max(took, 0).Seconds())
 }
 
 // ServiceChanged counts an event about a Service. It is called once for an event,
