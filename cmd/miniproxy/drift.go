@@ -31,8 +31,10 @@ type drift struct {
 	mu sync.Mutex
 	// found is what waits for being repaired.
 	found proxier.Damage
-	// rival counts the edits that look like those of another proxy.
-	rival int
+	// rival counts the edits that look like those of another proxy, the last one of which
+	// was at rivalAt.
+	rival   int
+	rivalAt time.Time
 	// told is when an event was last written of each reason.
 	told map[string]time.Time
 }
@@ -195,10 +197,17 @@ func (d *drift) reportFight(fight canary.Fight) {
 // may be the last word of a proxy that is being replaced.
 const enoughOfRival = 3
 
+// forgetRival is how long another proxy must have been quiet to be taken for gone. It is
+// the longest that a kube-proxy is quiet.
+const forgetRival = time.Hour
+
 // reportRival says that another proxy seems to write the same chains.
 func (d *drift) reportRival(ctx context.Context, by string) {
 	d.mu.Lock()
-	d.rival++
+	if time.Since(d.rivalAt) > forgetRival {
+		d.rival = 0
+	}
+	d.rival, d.rivalAt = d.rival+1, time.Now()
 	sure := d.rival >= enoughOfRival
 	first := d.rival == enoughOfRival
 	d.mu.Unlock()

@@ -67,6 +67,13 @@ func TestSecondProxyIsTold(t *testing.T) {
 		if got := heard(recorder); len(got) != 1 || !strings.Contains(got[0], reasonRival) {
 			t.Errorf("the events were %q, want one", got)
 		}
+		for range 2 * enoughOfRival { // now and then a proxy is replaced by this one
+			time.Sleep(forgetRival + time.Second)
+			d.reportRival(t.Context(), "iptables-nft-re (pid 9)")
+		}
+		if got := heard(recorder); len(got) > 0 {
+			t.Errorf("edits hours apart: %q", got)
+		}
 	})
 }
 
