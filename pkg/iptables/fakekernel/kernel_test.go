@@ -96,7 +96,7 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// Jumps are inserted by words and listed as text.
+// Jumps are inserted in one transaction and listed as text.
 func TestJumps(t *testing.T) {
 	k := New(model.IPv6, iptables.NFT)
 	r := k.Runner()
@@ -121,8 +121,8 @@ func TestJumps(t *testing.T) {
 		}
 	}
 	k.SetLocked(false)
-	if got := k.Stats().Edits; got != 1 {
-		t.Errorf("got %d edits, want 1", got)
+	if got := k.Stats(); got.Restores != 2 || got.Edits != 0 {
+		t.Errorf("got %d restores and %d edits, want 2 and 0", got.Restores, got.Edits)
 	}
 	if want := "-A PREROUTING " + hooks[0].Rule.String() + "\n"; !strings.Contains(string(k.Save()), want) {
 		t.Errorf("no %q in\n%s", want, k.Save())
