@@ -72,6 +72,10 @@ root-test: bin/tally ## tests against the kernel, in network namespaces: needs r
 e2e: build bin/tally ## the binary, a real API server, real packets, both backends: needs root
 	MINIPROXY_REQUIRE_ROOT=1 MINIPROXY_BIN=$(CURDIR)/bin/miniproxy $(GO) test -json -timeout 60m -skip '^TestChaos$$' $(AS_ROOT) ./test/e2e | bin/tally -o $(RESULTS)/$@
 
+.PHONY: compare
+compare: build ## times of repair and failover, miniproxy and the real kube-proxy: minutes, and root
+	MINIPROXY_REQUIRE_ROOT=1 MINIPROXY_BIN=$(CURDIR)/bin/miniproxy $(GO) test -v -count=1 -timeout 60m -run '^TestCompare' $(AS_ROOT) ./test/e2e -args -compare
+
 # How bench-compare measures, beside ROUNDS, FLIPS, CONNECTIONS, BOUND, MODES and LOGS:
 # docs/performance.md says what they mean.
 SERVICES ?= 1000

@@ -186,7 +186,7 @@ func TestOutages(t *testing.T) {
 	}
 }
 
-// TestOutageAtStart holds that a start waits for as long as it takes, and tells of
+// TestOutageAtStart covers B-62: a start waits for as long as it takes, and tells of
 // nothing before it knows everything.
 func TestOutageAtStart(t *testing.T) {
 	tests := []struct {

@@ -98,7 +98,7 @@ func TestWriteConfigToFullDisk(t *testing.T) {
 
 // When the way to the API server loses every packet and nobody says so, the rules stay,
 // the node stays healthy, and what changed meanwhile arrives over a new connection: no
-// RST will ever tell that the old one is dead.
+// RST will ever tell that the old one is dead (B-62).
 func TestSilentAPIServer(t *testing.T) {
 	if *agentFlag == agentKubeProxy {
 		t.Skip("the same library")
