@@ -19,23 +19,18 @@ type spoiling struct {
 	script string
 	// onlyOn is the one backend that it is tried on.
 	onlyOn string
-	// keeps says what the event says of the rules that the Service had.
-	keeps string
 	// anonymous says that the answer names no line, or one that says nothing.
 	anonymous bool
 }
 
-const keepsRules = "keeps its last good rules"
-
 // spoilings are refused by the programs themselves, by the kernel, and by the kernel
 // without a line: on legacy it blames the COMMIT for everything.
 var spoilings = []spoiling{
-	{name: "unknown match", script: `/^-A KUBE-SEP-.*"%s/s/ -j / -m nosuchmatch -j /`, keeps: keepsRules},
-	{name: "match that the kernel lacks", script: `/^-A KUBE-SEP-.*"%s/s/ -j / -m ipvs --ipvs -j /`, keeps: keepsRules},
-	{name: "jump to nowhere", script: `/^-A KUBE-SVC-.*"%s/s/ -j KUBE-SEP-/ -j KUBE-NOT-/`, onlyOn: "nft", keeps: keepsRules, anonymous: true},
-	{name: "comment with a line break", script: `/^-A KUBE-SEP-.*"%s/s/--comment "/&\n/`, onlyOn: "legacy", keeps: keepsRules},
-	{name: "no address", script: `/"%s/s/--to-destination .*/--to-destination 10.244.1.999:8080/`, keeps: keepsRules},
-	{name: "way in", script: `/^-A KUBE-SERVICES .*"%s/s/ -j / -m nosuchmatch -j /`, onlyOn: "nft", keeps: "has no rules"},
+	{name: "unknown match", script: `/^-A KUBE-SEP-.*"%s/s/ -j / -m nosuchmatch -j /`},
+	{name: "match that the kernel lacks", script: `/^-A KUBE-SEP-.*"%s/s/ -j / -m ipvs --ipvs -j /`},
+	{name: "jump to nowhere", script: `/^-A KUBE-SVC-.*"%s/s/ -j KUBE-SEP-/ -j KUBE-NOT-/`, onlyOn: "nft", anonymous: true},
+	{name: "comment with a line break", script: `/^-A KUBE-SEP-.*"%s/s/--comment "/&\n/`, onlyOn: "legacy"},
+	{name: "no address", script: `/"%s/s/--to-destination .*/--to-destination 10.244.1.999:8080/`},
 }
 
 // One Service whose rules are refused keeps those that it had, and is reported. All
@@ -97,13 +92,11 @@ func checkRefusal(t *testing.T, c *cluster, n *node, file string, s spoiling) {
 		}
 	}
 	eventually(t, "both families to say so", func() error { return n.hasRefused(t, bad, 1) })
-	if s.keeps == keepsRules {
-		reaches(services["bad"], podA)
-	}
+	reaches(services["bad"], podA)
 	reaches(services["a-good"], podA, podB)
 	reaches(services["z-good"], podA, podB)
 	n.waitForLog(t, said, "The rules of a Service port are refused; the others are not affected")
-	ns.waitForEvent(t, "bad", "RulesRefused", s.keeps)
+	ns.waitForEvent(t, "bad", "RulesRefused", "keeps its last good rules")
 	failed, err := n.get(t, metricsAddr, "/debug/miniproxy/restore/failed")
 	if err != nil {
 		t.Fatal(err)
