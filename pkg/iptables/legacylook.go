@@ -23,6 +23,8 @@ type SavedChain struct {
 	// Rules is how many there are.
 	Rules int
 	lines []byte
+	// buffer is for Says: one for all chains.
+	buffer *[]byte
 }
 
 // ReadChains reads a table as the programs print it, and calls each with those of its
@@ -52,6 +54,8 @@ type saved struct {
 	keep  bool
 	lines []byte
 	rules int
+	// buffer is what chains need to tell what they say.
+	buffer []byte
 }
 
 func (s *saved) read(lines *bufio.Scanner) error {
@@ -120,6 +124,7 @@ func (s *saved) chain() SavedChain {
 		Text:    maphash.Bytes(s.seed, s.lines),
 		Rules:   s.rules,
 		lines:   s.lines,
+		buffer:  &s.buffer,
 	}
 }
 
@@ -128,10 +133,11 @@ func (c SavedChain) Says(hash uint64) bool {
 	// Most rules are printed as they were written: to decode them is dear where there are
 	// 300,000.
 	prefix := []byte("-A " + c.Name + " ")
-	text := make([]byte, 0, len(c.lines))
+	text := (*c.buffer)[:0]
 	for line := range bytes.Lines(c.lines) {
 		text = append(text, bytes.TrimPrefix(line, prefix)...)
 	}
+	*c.buffer = text
 	return ruleset.HashText(text) == hash || c.Decode().Hash() == hash
 }
 
