@@ -45,9 +45,9 @@ const (
 	settle       = time.Second
 	mostSettling = 5 * time.Second
 	// A look takes at most one part in dueShare of the time if there is no reason for
-	// it, and one in movedShare if there is.
-	dueShare   = 100
-	movedShare = 10
+	// it, and looks for the same kind of reason one in reasonShare.
+	dueShare    = 100
+	reasonShare = 5
 )
 
 // Patrol looks from time to time whether the kernel still holds what was written, and
@@ -66,7 +66,10 @@ type Patrol struct {
 	// the last one at everything did that got to its end.
 	lookedAt, everythingAt time.Time
 	cost                   time.Duration
-	failures               int
+	// doubtFrom and movedFrom are when the next look for such a reason may begin: the
+	// first one is not to wait.
+	doubtFrom, movedFrom time.Time
+	failures             int
 }
 
 // NewPatrol returns a Patrol that glances at the tables at intervals of glance, and
@@ -123,14 +126,11 @@ func (p *Patrol) doubtDue() (time.Time, bool) {
 	if most := p.firstDoubt.Add(mostSettling); most.Before(due) {
 		due = most
 	}
-	if free := p.free(); free.After(due) {
-		due = free
+	if p.doubtFrom.After(due) {
+		due = p.doubtFrom
 	}
 	return due, true
 }
-
-// free is when a look may begin that there is a reason for.
-func (p *Patrol) free() time.Time { return p.lookedAt.Add(movedShare * p.cost) }
 
 // walk looks if it is time for it.
 func (p *Patrol) walk(ctx context.Context) {
@@ -146,12 +146,14 @@ func (p *Patrol) walk(ctx context.Context) {
 		return
 	}
 	due := p.everythingAt.Add(max(p.period, dueShare*p.cost))
+	again := p.lookedAt.Add(reasonShare * p.cost) // if the last one failed
 	switch now := time.Now(); {
-	case verdict == Unchanged || now.Before(p.free()):
-	case !now.Before(due):
+	case verdict == Unchanged:
+	case !now.Before(due) && !now.Before(again):
 		p.look(ctx, true)
-	case verdict == Moved:
+	case verdict == Moved && !now.Before(p.movedFrom):
 		p.look(ctx, false)
+		p.movedFrom = p.lookedAt.Add(reasonShare * p.cost)
 	}
 }
 
@@ -163,6 +165,9 @@ func (p *Patrol) look(ctx context.Context, everything bool) {
 		p.everythingAt = p.lookedAt
 	}
 	p.logFailure(ctx, err)
+	if doubted {
+		p.doubtFrom = p.lookedAt.Add(reasonShare * p.cost)
+	}
 	if doubted && !outcome.Complete {
 		p.Doubt()
 	}

@@ -78,7 +78,7 @@ func TestPatrolIsBounded(t *testing.T) {
 		{"cheap looks, no reason", Unsure, time.Millisecond, 60, 0},
 		{"dear looks, no reason", Unsure, 3 * time.Second, 12, 0},
 		{"cheap looks, somebody always writes", Moved, time.Millisecond, 60, 3540},
-		{"dear looks, somebody always writes", Moved, 3 * time.Second, 12, 100},
+		{"dear looks, somebody always writes", Moved, 3 * time.Second, 12, 188},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -156,5 +156,21 @@ func TestPatrolOutlivesFailures(t *testing.T) {
 	})
 	if len(p.all) < 8 || len(p.all) > 12 {
 		t.Errorf("looked %d times in the ten minutes in which that was possible", len(p.all))
+	}
+}
+
+// A look that was dear must not keep the patrol from the first sign of an edit after it.
+func TestFirstMoveIsLookedAtSoon(t *testing.T) {
+	p := &post{verdict: Unsure, cost: 20 * time.Second}
+	patrol(t, p, func(walk *Patrol) {
+		walk.Doubt()
+		time.Sleep(30 * time.Second)
+		p.mu.Lock()
+		p.verdict = Moved
+		p.mu.Unlock()
+		time.Sleep(30 * time.Second)
+	})
+	if len(p.few) != 1 || p.few[0] > 32*time.Second {
+		t.Errorf("looked at what moved at %v, want it within two seconds after 30", p.few)
 	}
 }
