@@ -120,7 +120,7 @@ func TestCompareFailover(t *testing.T) {
 func compare(t *testing.T, run func(t *testing.T, c *cluster, n *node)) {
 	t.Helper()
 	if !*compareFlag {
-		return
+		t.Skip("takes minutes: run with -args -compare")
 	}
 	onBothBackends(t, func(t *testing.T, c *cluster) {
 		n := c.nodes[n1]
