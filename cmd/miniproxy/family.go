@@ -66,7 +66,7 @@ func newFamilyAgent(a *agent, kernel *iptables.Runner, can *capabilities) *famil
 	}
 	settings := proxier.Settings{Chunk: proxier.ChunkNFT, JumpPeriod: a.config.SyncPeriod}
 	if kernel.Backend() == iptables.Legacy {
-		settings.Chunk = proxier.ChunkLegacy
+		settings.Chunk, settings.JumpsFirst = proxier.ChunkLegacy, true
 	}
 	f.proxier = proxier.New(f.family, f, recordingKernel{kernel, a}, settings, f.rendering, f)
 	f.runner = proxier.NewRunner(f.sync, pace(a.config))

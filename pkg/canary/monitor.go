@@ -88,7 +88,15 @@ type Monitor struct {
 	failures int
 }
 
-// New returns a Monitor that looks every period and calls onTouched, from Run's
+// A look takes at most one part in pollShare of the time, and comes after mostPeriods at
+// the latest: on the legacy backend each copies the whole table, which takes a second
+// where it is large.
+const (
+	pollShare   = 100
+	mostPeriods = 10
+)
+
+// New returns a Monitor that looks every period, less often where a look is dear, and calls onTouched, from Run's
 // goroutine, when what was written to some tables must be written again. onTouched
 // must not block.
 func New(chains Chains, period time.Duration, onTouched func(Report)) *Monitor {
@@ -108,18 +116,16 @@ func New(chains Chains, period time.Duration, onTouched func(Report)) *Monitor {
 // Run makes the canaries and watches them until ctx is done; then it returns nil.
 func (m *Monitor) Run(ctx context.Context) error {
 	m.wanted.Store(true)
-	m.poll(ctx)
-	tick := time.NewTicker(m.period)
-	defer tick.Stop()
 	for {
+		start := time.Now()
+		m.poll(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-time.After(max(m.period, min(pollShare*time.Since(start), mostPeriods*m.period))):
 			m.wanted.Store(true)
 		case <-m.wake:
 		}
-		m.poll(ctx)
 	}
 }
 

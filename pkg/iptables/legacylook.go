@@ -207,7 +207,7 @@ func stream(ctx context.Context, read func(io.Reader) error, program string, arg
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.WaitDelay = 30 * time.Second
-	var stderr bytes.Buffer
+	var stderr headTail
 	cmd.Stderr = &stderr
 	output, err := cmd.StdoutPipe()
 	if err != nil {

@@ -97,8 +97,10 @@ type Proxier struct {
 	doubt doubt
 	// damage is what somebody else did to single chains.
 	damage damage
-	// jumpsChecked is when the jump rules were last looked at.
+	// jumpsChecked is when the jump rules were last looked at, and jumpsCost how long that
+	// took.
 	jumpsChecked time.Time
+	jumpsCost    time.Duration
 
 	opts       render.Options
 	units      *units
@@ -119,6 +121,8 @@ type Proxier struct {
 type Settings struct {
 	// Chunk is how many chains go into one transaction at most: ChunkNFT or ChunkLegacy.
 	Chunk int
+	// JumpsFirst says that a full sync begins with the jump rules, and does not end with them.
+	JumpsFirst bool
 	// JumpPeriod is how long the jump rules are trusted to stand where they were put.
 	JumpPeriod time.Duration
 }

@@ -57,23 +57,28 @@ func TestIncrementalEqualsFull(t *testing.T) {
 	if testing.Short() {
 		steps = 200
 	}
-	c := &cluster{
-		host:     newHost(t),
-		Rand:     newRand(t),
-		services: map[string]*corev1.Service{},
-		slices:   map[string]*discoveryv1.EndpointSlice{},
-	}
-	for c.step = range steps {
-		for range 1 + c.IntN(4) {
-			c.change()
-		}
-		if c.IntN(10) == 0 {
-			c.disturb()
-		}
-		c.follow()
-		if t.Failed() {
-			t.Fatalf("in step %d", c.step)
-		}
+	for _, jumpsFirst := range []bool{false, true} {
+		t.Run(fmt.Sprintf("jumps first: %v", jumpsFirst), func(t *testing.T) {
+			c := &cluster{
+				host:     newHost(t),
+				Rand:     newRand(t),
+				services: map[string]*corev1.Service{},
+				slices:   map[string]*discoveryv1.EndpointSlice{},
+			}
+			c.proxier.settings.JumpsFirst = jumpsFirst
+			for c.step = range steps / 2 {
+				for range 1 + c.IntN(4) {
+					c.change()
+				}
+				if c.IntN(10) == 0 {
+					c.disturb()
+				}
+				c.follow()
+				if t.Failed() {
+					t.Fatalf("in step %d", c.step)
+				}
+			}
+		})
 	}
 }
 
@@ -155,12 +160,22 @@ func (c *cluster) mustEqualFreshStart() {
 	}
 }
 
+// isJumpTarget reports whether a jump rule leads to a chain.
+func isJumpTarget(id ruleset.ChainID) bool {
+	return slices.ContainsFunc(render.Hooks(), func(h ruleset.Hook) bool {
+		return h.From.Table == id.Table && h.Rule.Target() == id.Name
+	})
+}
+
 // mustNotTear checks the states between the transactions of a sync.
 func (c *cluster) mustNotTear(before ruleset.Ruleset, states []ruleset.Ruleset) {
 	c.t.Helper()
 	after := c.rules()
 	for i, state := range states {
 		for id := range reach(state) {
+			if before[id] == nil && len(state[id].Rules) == 0 && isJumpTarget(id) {
+				continue // a jump to an empty chain does what no jump did
+			}
 			if text := chainText(state, id); text != chainText(before, id) && text != chainText(after, id) {
 				c.t.Errorf("after restore %d of %d %s is reachable and says\n%s", i+1, len(states), id, text)
 			}

@@ -43,6 +43,35 @@ func TestFirstSync(t *testing.T) {
 	}
 }
 
+// TestJumpsFirst: where that is asked for, the jump rules are in place before the one
+// large transaction, which makes them lead somewhere. A restart finds them there.
+func TestJumpsFirst(t *testing.T) {
+	h := newHost(t)
+	h.proxier.settings.JumpsFirst, h.proxier.settings.Chunk = true, ChunkLegacy
+	h.fill(3)
+	begin := func(when string) {
+		t.Helper()
+		h.afterRestore = func() {
+			for _, hook := range render.Hooks() {
+				if n := countJumps(h.rules(), hook); n != 1 {
+					t.Errorf("%s: %d jump rules %s after the first transaction, want 1", when, n, hook.Rule)
+				}
+			}
+		}
+		h.sync()
+		if n := len(h.takeInputs()); n != 1 {
+			t.Errorf("%s: %d restores of chains, want 1", when, n)
+		}
+	}
+	begin("on an empty kernel")
+	h.restart()
+	h.fill(3)
+	begin("after a restart")
+	h.kernel.Flush(ruleset.NAT)
+	h.proxier.ForceFull("a test")
+	begin("after a flush")
+}
+
 func TestChangeWritesItsOwnChains(t *testing.T) {
 	h := newHost(t)
 	h.fill(20)

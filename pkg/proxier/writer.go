@@ -49,13 +49,21 @@ func newWriter(kernel Kernel, chunk int, ledger *ledger) *writer {
 	}
 }
 
-// textPerChain is how long a chain is as text, in bytes: 420 on average, in a cluster
-// whose names are of the usual length.
-const textPerChain = 512
+// How long the rules of a chain are as text, in bytes: 380 on average in a cluster whose
+// names are of the usual length, and 190 without comments.
+const (
+	textPerChain = 464
+	barePerChain = 240
+)
 
-// expect says how many chains may be added, most of them in table nat.
-func (w *writer) expect(chains int) {
-	w.builder.Grow(ruleset.NAT, textPerChain*min(chains, w.chunk))
+// expect says how many chains may be added, most of them in table nat, with comments or
+// bare.
+func (w *writer) expect(chains int, bare bool) {
+	each := textPerChain
+	if bare {
+		each = barePerChain
+	}
+	w.builder.Grow(ruleset.NAT, min(chains, w.chunk), each)
 }
 
 // write adds a chain if it differs from what the kernel holds. Owner is the unit that

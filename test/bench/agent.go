@@ -132,19 +132,24 @@ func (a *agent) alive() error {
 	}
 }
 
-// settle waits until what the agent does has ended: it has no children, and uses
-// next to no CPU time. It does not wait for ever, because the machine may be busy.
+// settle waits until what the agent does has ended: for some looks in a row it has no
+// children, and uses next to no CPU time. Programs look after what they have just written a
+// moment later, which is part of no change. It does not wait for ever, because the machine
+// may be busy.
 func (a *agent) settle(ctx context.Context) error {
-	const look, patience = 500 * time.Millisecond, time.Minute
+	const look, looks, patience = 500 * time.Millisecond, 8, time.Minute
 	before, err := cpuTime(a.cmd.Process.Pid)
-	for start := time.Now(); err == nil && time.Since(start) < patience; {
+	calm := 0
+	for start := time.Now(); err == nil && calm < looks && time.Since(start) < patience; {
 		if err := pause(ctx, look); err != nil {
 			return err
 		}
 		var now time.Duration
 		now, err = cpuTime(a.cmd.Process.Pid)
 		if now-before <= 2*tick && len(children(a.cmd.Process.Pid)) == 0 {
-			break
+			calm++
+		} else {
+			calm = 0
 		}
 		before = now
 	}
