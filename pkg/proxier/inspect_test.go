@@ -10,11 +10,15 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
-// nftView looks at the simulated kernel as one can at the nft backend. The number of a
-// write stands for the handles that the kernel gives.
+// nftView looks at the simulated kernel as one can at the nft backend. How often a chain
+// was written stands for the handles that the kernel gives its rules.
 type nftView struct {
 	h       *host
 	changes map[ruleset.ChainID]iptables.ChainState
+}
+
+func newNFTView(h *host) *nftView {
+	return &nftView{h: h, changes: map[ruleset.ChainID]iptables.ChainState{}}
 }
 
 // Chain implements ChainReader.
@@ -26,13 +30,29 @@ func (v *nftView) Chain(_ context.Context, id ruleset.ChainID) (iptables.ChainSt
 	if chain == nil {
 		return iptables.ChainState{}, nil
 	}
-	return iptables.ChainState{Exists: true, Rules: len(chain.Rules), InARow: true, Hash: chain.Hash()}, nil
+	writes := 0
+	for _, written := range declared(v.h.inputs) {
+		if written == id.String() {
+			writes++
+		}
+	}
+	return iptables.ChainState{Exists: true, Rules: len(chain.Rules), InARow: true, Hash: chain.Hash() + uint64(writes)}, nil
 }
 
 func (v *nftView) set(id ruleset.ChainID, change func(*iptables.ChainState)) {
 	state, _ := v.Chain(context.Background(), id)
 	change(&state)
 	v.changes[id] = state
+}
+
+// inspect is a look that must succeed.
+func (v *nftView) inspect() Damage {
+	v.h.t.Helper()
+	found, _, err := v.h.proxier.InspectChains(v.h.context(), v)
+	if err != nil {
+		v.h.t.Fatal(err)
+	}
+	return found
 }
 
 func markMasqID() ruleset.ChainID {
@@ -61,23 +81,15 @@ func TestInspectChains(t *testing.T) {
 			h := newHost(t)
 			h.fill(5)
 			h.sync()
-			view := &nftView{h: h, changes: map[ruleset.ChainID]iptables.ChainState{}}
-			inspect := func() Damage {
-				t.Helper()
-				found, _, err := h.proxier.InspectChains(h.context(), view)
-				if err != nil {
-					t.Fatal(err)
-				}
-				return found
-			}
+			view := newNFTView(h)
 			if !tt.first {
-				if found := inspect(); !found.IsNone() {
+				if found := view.inspect(); !found.IsNone() {
 					t.Fatalf("at first: %+v", found)
 				}
 			}
 			id := markMasqID()
 			view.set(id, tt.change)
-			found := inspect()
+			found := view.inspect()
 			if tt.want == "" {
 				if !found.IsNone() {
 					t.Errorf("found %+v", found)
@@ -92,8 +104,7 @@ func TestInspectChains(t *testing.T) {
 			h.proxier.Repair(found)
 			h.sync()
 			delete(view.changes, id)
-			view.set(id, func(s *iptables.ChainState) { s.Hash++ })
-			if found := inspect(); !found.IsNone() {
+			if found := view.inspect(); !found.IsNone() {
 				t.Errorf("after the repair: %+v", found)
 			}
 		})
@@ -106,12 +117,12 @@ func TestScatteredRulesCanBeNormal(t *testing.T) {
 	h := newHost(t)
 	h.fill(5)
 	h.sync()
-	view := &nftView{h: h, changes: map[ruleset.ChainID]iptables.ChainState{}}
+	view := newNFTView(h)
 	for id := range h.ours() {
 		view.set(id, func(s *iptables.ChainState) { s.InARow = false })
 	}
-	if found, _, err := h.proxier.InspectChains(h.context(), view); err != nil || !found.IsNone() {
-		t.Errorf("found %+v, %v", found, err)
+	if found := view.inspect(); !found.IsNone() {
+		t.Errorf("found %+v", found)
 	}
 }
 
@@ -211,7 +222,7 @@ func TestInspectionOfWhatIsBeingWrittenIsNone(t *testing.T) {
 		t.Errorf("a sync wrote meanwhile: got %v", err)
 	}
 	h.proxier.ForceFull("a test")
-	view := &nftView{h: h, changes: map[ruleset.ChainID]iptables.ChainState{}}
+	view := newNFTView(h)
 	if _, _, err := h.proxier.InspectChains(h.context(), view); !errors.Is(err, ErrUnsettled) {
 		t.Errorf("everything is about to be written: got %v", err)
 	}

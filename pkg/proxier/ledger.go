@@ -54,6 +54,15 @@ func (l *ledger) see(id ruleset.ChainID, seen uint64) {
 	l.chains[id.Table][id.Name] = last
 }
 
+// unsee forgets what was seen of a chain, which is about to be written again: rules that
+// say the same look new afterwards.
+func (l *ledger) unsee(id ruleset.ChainID) {
+	if last, known := l.last(id); known {
+		last.seen = 0
+		l.chains[id.Table][id.Name] = last
+	}
+}
+
 // claim remembers that a chain in the kernel belongs to a unit. If nothing was known of
 // the chain, nobody knows what it says.
 func (l *ledger) claim(id ruleset.ChainID, owner *unit) {

@@ -155,12 +155,17 @@ func (p *Proxier) isolate(ctx context.Context, snapshot model.Snapshot, names []
 const probeChain = "KUBE-SVC-PROBE"
 
 // try writes all that some Service ports need, but for what would lead packets
-// there.
+// there. The ledger does not count it as written: it may be refused.
 func (p *Proxier) try(ctx context.Context, snapshot model.Snapshot, opts render.Options, names []model.ServicePortName) error {
 	b := ruleset.NewBuilder(ruleset.Filter, ruleset.NAT)
-	for _, chain := range render.Fixed(opts) {
-		b.Write(chain)
+	write := func(chains []ruleset.Chain) {
+		for _, chain := range chains {
+			b.Write(chain)
+			// Or the next look would take it for somebody else's work.
+			p.ledger.unsee(chain.ChainID)
+		}
 	}
+	write(render.Fixed(opts))
 	var entries []render.Entry
 	for _, name := range names {
 		port, exists := snapshot.Services[name]
@@ -168,9 +173,7 @@ func (p *Proxier) try(ctx context.Context, snapshot model.Snapshot, opts render.
 			continue
 		}
 		unit := render.ServicePort(port, snapshot.Endpoints[name], opts)
-		for _, chain := range unit.Chains {
-			b.Write(chain)
-		}
+		write(unit.Chains)
 		entries = append(entries, unit.Entries...)
 	}
 	return p.tryRules(ctx, b, entries)

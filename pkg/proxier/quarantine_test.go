@@ -272,3 +272,31 @@ func TestRefusedServiceLosesItsEntries(t *testing.T) {
 		t.Errorf("refused: %+v; the kernel holds\n%s", k.last.Refusals, k.kernel.Save())
 	}
 }
+
+// To try rules writes chains that stay what they are. That is the agent's own doing,
+// whether the rules are refused again, accepted, or the ones that a Service had kept.
+func TestTryingIsNoDamage(t *testing.T) {
+	k := newPickyHost(t, false)
+	view := newNFTView(k.host)
+	k.fill(3)
+	steps := []struct {
+		name, refuses, endpoint string
+	}{
+		{"everything is accepted", "", "10.244.1.7"},
+		{"s1 is refused", "10.244.9.", "10.244.9.1"},
+		{"s1 is refused again", "10.244.9.", "10.244.9.2"},
+		{"s1 is again what it was", "10.244.9.", "10.244.1.7"},
+		{"s1 is refused once more", "10.244.9.", "10.244.9.3"},
+		{"s1 is accepted", "", "10.244.9.4"},
+	}
+	for _, step := range steps {
+		k.refuses = step.refuses
+		k.tracker.EndpointSliceChanged(nil, newSlice("s1", step.endpoint))
+		k.mustSync()
+		for range 2 { // the first look learns what the second one compares with
+			if found := view.inspect(); !found.IsNone() {
+				t.Errorf("%s: found %+v", step.name, found.Chains)
+			}
+		}
+	}
+}
