@@ -48,7 +48,7 @@ func (n *nftInspector) Look(ctx context.Context, _ bool) (canary.Outcome, error)
 	}
 	found, worked, err := n.drift.family.proxier.InspectChains(ctx, look)
 	if err != nil {
-		return canary.Outcome{Cost: worked}, settled(err)
+		return canary.Outcome{Cost: worked}, unlessUnsettled(err)
 	}
 	if n.drift.missed.Swap(false) {
 		// The jump rules and the canaries may have been hit as well. They are looked after
@@ -62,8 +62,8 @@ func (n *nftInspector) Look(ctx context.Context, _ bool) (canary.Outcome, error)
 	return canary.Outcome{Complete: true, Cost: worked}, nil
 }
 
-// settled drops an error that only says that it is not the time to look.
-func settled(err error) error {
+// unlessUnsettled drops an error that only says that it is not the time to look.
+func unlessUnsettled(err error) error {
 	if errors.Is(err, proxier.ErrUnsettled) {
 		return nil
 	}
@@ -142,13 +142,13 @@ func (l *legacyInspector) Look(ctx context.Context, everything bool) (canary.Out
 		tables = inspected[:]
 	}
 	for _, table := range tables {
-		now, isSettled, err := l.mark(table)
-		if err != nil || !isSettled {
+		now, settled, err := l.mark(table)
+		if err != nil || !settled {
 			return canary.Outcome{Cost: time.Since(start)}, err
 		}
 		found, err := l.drift.family.proxier.InspectTable(ctx, l.drift.family.kernel, table)
 		if err != nil {
-			return canary.Outcome{Cost: time.Since(start)}, settled(err)
+			return canary.Outcome{Cost: time.Since(start)}, unlessUnsettled(err)
 		}
 		l.drift.damaged(found)
 		delete(l.marks, table)
