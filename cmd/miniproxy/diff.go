@@ -104,7 +104,7 @@ func (d *diffOptions) compare(ctx context.Context, args []string, std streams) (
 	if err != nil {
 		return nil, err
 	}
-	kernels, err := d.lookers(ctx, families, std.err)
+	kernels, err := d.untouchedKernels(ctx, families, std.err)
 	if err != nil {
 		return nil, err
 	}

@@ -15,9 +15,9 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/sysctl"
 )
 
-// lookers returns the door to the kernel's tables for each of the families that an
+// untouchedKernels returns the door to the kernel's tables for each of the families that an
 // agent would serve here. Unlike options.kernels it changes nothing.
-func (o *options) lookers(ctx context.Context, families []model.Family, notes io.Writer) ([]*iptables.Runner, error) {
+func (o *options) untouchedKernels(ctx context.Context, families []model.Family, notes io.Writer) ([]*iptables.Runner, error) {
 	forced, err := o.forcedBackend()
 	if err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func supportedUntouched(ctx context.Context, kernel *iptables.Runner) error {
 func (o *options) compareAll(ctx context.Context, cluster *view, found abilities) ([]familyDiff, error) {
 	var diffs []familyDiff
 	for _, kernel := range found.kernels {
-		want, err := o.want(cluster, kernel.Family(), found)
+		want, err := o.want(cluster, kernel, found)
 		if err != nil {
 			return nil, err
 		}
@@ -94,12 +94,11 @@ func leftovers(ctx context.Context, family model.Family, backend iptables.Backen
 	return left, err
 }
 
-// want is what the kernel should hold of one family, with the options with which the
-// agent renders.
-func (o *options) want(cluster *view, family model.Family, found abilities) (audit.Want, error) {
-	can := found.can[family]
-	snapshot := cluster.snapshot(family)
-	opts, err := o.renderingHere(cluster.config, found.kernels[0].Backend(), can, snapshot.Node, found.host)
+// want is what a kernel should hold, with the options with which the agent renders.
+func (o *options) want(cluster *view, kernel *iptables.Runner, found abilities) (audit.Want, error) {
+	can := found.can[kernel.Family()]
+	snapshot := cluster.snapshot(kernel.Family())
+	opts, err := o.renderingHere(cluster.config, kernel.Backend(), can, snapshot.Node, found.host)
 	if err != nil {
 		return audit.Want{}, err
 	}
