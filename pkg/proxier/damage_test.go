@@ -10,20 +10,6 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
-// written are the chains that restore inputs declare.
-func written(inputs []string) []string {
-	var chains []string
-	for _, input := range inputs {
-		for line := range strings.Lines(input) {
-			if name, isChain := strings.CutPrefix(line, ":"); isChain {
-				name, _, _ = strings.Cut(name, " ")
-				chains = append(chains, name)
-			}
-		}
-	}
-	return chains
-}
-
 func TestRepairWritesOnlyWhatWasDamaged(t *testing.T) {
 	nat := func(name string, edit Edit) Damage {
 		return Damage{Chains: map[ruleset.ChainID]Edit{{Table: ruleset.NAT, Name: name}: edit}}
@@ -68,7 +54,7 @@ func TestRepairWritesOnlyWhatWasDamaged(t *testing.T) {
 					want = append(want, Repair{id, tt.want})
 				}
 			}
-			if got := written(h.takeInputs()); len(got) != len(want) || !slices.Equal(h.last.Repaired, want) {
+			if got := declared(h.takeInputs()); len(got) != len(want) || !slices.Equal(h.last.Repaired, want) {
 				t.Errorf("wrote %v and reported %v, want %v", got, h.last.Repaired, want)
 			}
 			if h.last.Outage != tt.outage {

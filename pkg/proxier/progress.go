@@ -21,13 +21,13 @@ type progress struct {
 func newProgress(total int) *progress { return &progress{total: total, told: time.Now()} }
 
 // chunkWritten tells of a sync that is not at its end yet.
-func (p *Proxier) chunkWritten(ctx context.Context, so *progress) {
-	p.observer.Writing(so.written, so.total)
-	if time.Since(so.told) < tellEvery {
+func (p *Proxier) chunkWritten(ctx context.Context, pr *progress) {
+	p.observer.Writing(pr.written, pr.total)
+	if time.Since(pr.told) < tellEvery {
 		return
 	}
-	so.told = time.Now()
-	klog.FromContext(ctx).Info("Writing the rules", "writtenServicePorts", so.written, "of", so.total)
+	pr.told = time.Now()
+	klog.FromContext(ctx).Info("Writing the rules", "writtenServicePorts", pr.written, "of", pr.total)
 }
 
 // takeMore takes up what has changed in the cluster while a chunk was written. With

@@ -9,9 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-
 	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/render"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
@@ -28,7 +25,7 @@ func TestRandomRefusals(t *testing.T) {
 	random := newRand(t) // in the bubble it is always the same moment
 	synctest.Test(t, func(t *testing.T) {
 		k := newPickyHost(t, false)
-		c := &cluster{host: k.host, Rand: random, services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{}}
+		c := newCluster(k.host, random)
 		for step := range steps {
 			for range 1 + c.IntN(3) {
 				c.change()

@@ -48,6 +48,16 @@ type cluster struct {
 	step     int
 }
 
+// newCluster returns one without objects.
+func newCluster(h *host, random *rand.Rand) *cluster {
+	return &cluster{
+		host:     h,
+		Rand:     random,
+		services: map[string]*corev1.Service{},
+		slices:   map[string]*discoveryv1.EndpointSlice{},
+	}
+}
+
 // TestIncrementalEqualsFull puts an agent through thousands of random events and
 // faults. After every sync that succeeds the kernel holds what an agent would write
 // that starts at that moment, and between two transactions no packet meets a rule
@@ -59,12 +69,7 @@ func TestIncrementalEqualsFull(t *testing.T) {
 	}
 	for _, jumpsFirst := range []bool{false, true} {
 		t.Run(fmt.Sprintf("jumps first: %v", jumpsFirst), func(t *testing.T) {
-			c := &cluster{
-				host:     newHost(t),
-				Rand:     newRand(t),
-				services: map[string]*corev1.Service{},
-				slices:   map[string]*discoveryv1.EndpointSlice{},
-			}
+			c := newCluster(newHost(t), newRand(t))
 			c.proxier.settings.JumpsFirst = jumpsFirst
 			for c.step = range steps / 2 {
 				for range 1 + c.IntN(4) {
@@ -371,7 +376,7 @@ func (c *cluster) randomSlice(service string) *discoveryv1.EndpointSlice {
 
 // TestQuietAgentWritesNothing is B-46: what was written stays, with its counters.
 func TestQuietAgentWritesNothing(t *testing.T) {
-	c := &cluster{host: newHost(t), Rand: rand.New(rand.NewPCG(1, 1)), services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{}}
+	c := newCluster(newHost(t), rand.New(rand.NewPCG(1, 1)))
 	for range 100 {
 		c.change()
 	}

@@ -85,17 +85,17 @@ func (p *Proxier) writeUnits(ctx context.Context, w *writer, snapshot model.Snap
 		}
 		gone = append(gone, p.replaceUnit(name, current)...)
 	}
-	so := newProgress(len(names))
+	pr := newProgress(len(names))
 	for _, name := range names {
 		write(name)
-		so.written++
+		pr.written++
 		if !w.isFull() {
 			continue
 		}
 		if err := w.flush(ctx); err != nil {
 			return nil, err
 		}
-		p.chunkWritten(ctx, so)
+		p.chunkWritten(ctx, pr)
 		// However many these are, a whole chunk of the others follows before there can be
 		// more of them.
 		for _, name := range p.takeMore() {
