@@ -37,6 +37,7 @@ type LoopError struct {
 	Err error
 }
 
+// Error says what the loop is and how to get out of it.
 func (e *LoopError) Error() string {
 	return fmt.Sprintf("cannot reach the API server at %s: this is the address of the Service \"kubernetes\", which works only after a proxy has written its rules, "+
 		"and miniproxy cannot write them before it has reached the API server; "+
@@ -44,6 +45,7 @@ func (e *LoopError) Error() string {
 		"or a kubeconfig with such a server (in kind: CLUSTER-control-plane:6443): %v", e.Server, envControlPlane, e.Err)
 }
 
+// Unwrap returns why the API server did not answer.
 func (e *LoopError) Unwrap() error { return e.Err }
 
 // Connect decides which API server to use and returns how to talk to it.

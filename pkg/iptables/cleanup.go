@@ -20,6 +20,7 @@ type InUseError struct {
 	Chains []ruleset.ChainID
 }
 
+// Error implements error.
 func (e *InUseError) Error() string {
 	names := make([]string, len(e.Chains))
 	for i, id := range e.Chains {

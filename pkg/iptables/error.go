@@ -33,6 +33,7 @@ type CommandError struct {
 	Err error
 }
 
+// Error implements error.
 func (e *CommandError) Error() string {
 	if e.Status < 0 {
 		return fmt.Sprintf("run %s: %v", e.Command, e.Err)

@@ -140,7 +140,7 @@ func (m *measurement) start(ctx context.Context, a *agent, res *result) error {
 				break
 			}
 			if time.Since(a.started) > m.config.bound {
-				return errNotReady{m.config.bound}
+				return notReadyError{m.config.bound}
 			}
 			if err := errors.Join(a.alive(), pause(ctx, 5*time.Millisecond)); err != nil {
 				return err
@@ -151,10 +151,10 @@ func (m *measurement) start(ctx context.Context, a *agent, res *result) error {
 	return nil
 }
 
-// errNotReady says that a program was not ready in time.
-type errNotReady struct{ bound time.Duration }
+// notReadyError says that a program was not ready in time.
+type notReadyError struct{ bound time.Duration }
 
-func (e errNotReady) Error() string {
+func (e notReadyError) Error() string {
 	return fmt.Sprintf("not ready after %.0f s", e.bound.Seconds())
 }
 

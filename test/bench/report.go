@@ -68,7 +68,7 @@ func (r *result) perChange() time.Duration {
 func (r *result) ratios(o *result, floor []time.Duration) []string {
 	name := r.row.name + " ÷ " + o.row.name
 	if o.failure != nil {
-		if late, ok := errors.AsType[errNotReady](o.failure); ok {
+		if late, ok := errors.AsType[notReadyError](o.failure); ok {
 			return []string{name, fmt.Sprintf("< %.3f", quantile(r.starts, 0.5).Seconds()/late.bound.Seconds()), "", "", "", "", ""}
 		}
 		return []string{name, "", "", "", "", "", ""}

@@ -43,7 +43,7 @@ func TestReport(t *testing.T) {
 		},
 		{
 			name:    "the other is not ready",
-			results: []*result{{row: kube, failure: errors.Join(errNotReady{100 * time.Second})}, values(mini, 1)},
+			results: []*result{{row: kube, failure: errors.Join(notReadyError{100 * time.Second})}, values(mini, 1)},
 			want: []string{
 				"| kube-proxy-iptables-nft | not ready after 100 s |  |  |  |  |  |",
 				"| miniproxy-nft ÷ kube-proxy-iptables-nft | < 0.020 |  |  |  |  |  |",
