@@ -12,9 +12,7 @@ import (
 // While another program holds the lock of iptables-legacy, traffic goes on and the
 // agent tries again; what changed meanwhile is written when the lock is free (B-43).
 func TestLockHeldForLong(t *testing.T) {
-	if *agentFlag == agentKubeProxy {
-		t.Skip("waits for words of miniproxy's log")
-	}
+	notForKubeProxy(t, "waits for words of miniproxy's log")
 	onBackend(t, "legacy", func(t *testing.T, c *cluster) { // nft has no lock
 		n := c.nodes[n1]
 		ns := c.newNamespace(t)
@@ -84,9 +82,7 @@ func TestNothingWritable(t *testing.T) {
 
 // A configuration that cannot be written down is an error, and says why.
 func TestWriteConfigToFullDisk(t *testing.T) {
-	if *agentFlag == agentKubeProxy {
-		t.Skip("says it in other words")
-	}
+	notForKubeProxy(t, "says it in other words")
 	onBackend(t, backends[0], func(t *testing.T, c *cluster) {
 		cmd := c.nodes[n1].command("run", "--write-config-to=/dev/full")
 		out, err := cmd.CombinedOutput()
@@ -100,9 +96,7 @@ func TestWriteConfigToFullDisk(t *testing.T) {
 // the node stays healthy, and what changed meanwhile arrives over a new connection: no
 // RST will ever tell that the old one is dead (B-62).
 func TestSilentAPIServer(t *testing.T) {
-	if *agentFlag == agentKubeProxy {
-		t.Skip("the same library")
-	}
+	notForKubeProxy(t, "the same library")
 	onBackend(t, backends[0], func(t *testing.T, c *cluster) {
 		n := c.nodes[n1]
 		ns := c.newNamespace(t)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"testing"
 	"strings"
 	"syscall"
 
@@ -96,6 +97,14 @@ func agentProgram() string {
 		return filepath.Join(os.Getenv(envControlPlane), agentKubeProxy)
 	}
 	return os.Getenv(envBinary)
+}
+
+// notForKubeProxy skips a test that kube-proxy cannot pass as the program under test.
+func notForKubeProxy(t *testing.T, why string) {
+	t.Helper()
+	if *agentFlag == agentKubeProxy {
+		t.Skip(why)
+	}
 }
 
 // startAgent starts the agent with the node's own kubeconfig.

@@ -29,9 +29,7 @@ const seedEnv = "MINIPROXY_TEST_SEED"
 //
 // The seed repeats the choices, and not the moments at which programs meet.
 func TestChaos(t *testing.T) {
-	if *agentFlag == agentKubeProxy {
-		t.Skip("kube-proxy does not notice most of this")
-	}
+	notForKubeProxy(t, "kube-proxy does not notice most of this")
 	seed := chaosSeed(t)
 	onBothBackends(t, func(t *testing.T, c *cluster) {
 		ch := newChaos(t, c, rand.New(rand.NewPCG(seed, 0)))

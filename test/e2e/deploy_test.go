@@ -185,9 +185,7 @@ func TestShippedRoles(t *testing.T) {
 		{access{"create", "", "pods"}, false},
 	}
 	onBothBackends(t, func(t *testing.T, c *cluster) {
-		if *agentFlag == agentKubeProxy {
-			t.Skip("kube-proxy was granted more")
-		}
+		notForKubeProxy(t, "kube-proxy was granted more")
 		for _, tt := range tests {
 			review, err := c.client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
 				Spec: authorizationv1.SubjectAccessReviewSpec{

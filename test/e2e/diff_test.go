@@ -29,9 +29,7 @@ func (n *node) ask(t *testing.T, command string) (status int, out string) {
 // differs from what the agent writes and nothing is bad, and what somebody changes
 // while the agent is stopped is told.
 func TestDiffAndDoctor(t *testing.T) {
-	if *agentFlag == agentKubeProxy {
-		t.Skip("the commands are miniproxy's")
-	}
+	notForKubeProxy(t, "the commands are miniproxy's")
 	onBothBackends(t, func(t *testing.T, c *cluster) {
 		n := c.nodes[n1]
 		ns := c.newNamespace(t)

@@ -52,9 +52,7 @@ COMMIT
 // Whatever a former life has left, half written, the agent's start ends with the rules
 // of every other start, and what is in the other backend is reported and not touched.
 func TestLeftovers(t *testing.T) {
-	if *agentFlag == agentKubeProxy {
-		t.Skip("it keeps chains in the table filter that it does not know")
-	}
+	notForKubeProxy(t, "it keeps chains in the table filter that it does not know")
 	onBothBackends(t, func(t *testing.T, c *cluster) {
 		n := c.nodes[n1]
 		ns := c.newNamespace(t)

@@ -29,9 +29,7 @@ var refusals = regexp.MustCompile(`(?i)permission denied|not permitted|read-only
 // container may change; the ServiceAccount and its role. Nothing is refused to them, and
 // nothing that the role allows goes unused.
 func TestLeastPrivilege(t *testing.T) {
-	if *agentFlag == agentKubeProxy {
-		t.Skip("the manifest is not kube-proxy's")
-	}
+	notForKubeProxy(t, "the manifest is not kube-proxy's")
 	onBothBackends(t, func(t *testing.T, c *cluster) {
 		n := c.nodes[n1]
 		c.restoreAgent(t, n)
@@ -93,9 +91,7 @@ func TestLeastPrivilege(t *testing.T) {
 // Without a capability that it needs, the agent ends and says what was refused; the
 // rules that are there stay.
 func TestMissingCapability(t *testing.T) {
-	if *agentFlag == agentKubeProxy {
-		t.Skip("the manifest is not kube-proxy's")
-	}
+	notForKubeProxy(t, "the manifest is not kube-proxy's")
 	onBothBackends(t, func(t *testing.T, c *cluster) {
 		n := c.nodes[n1]
 		c.restoreAgent(t, n)

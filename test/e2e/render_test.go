@@ -20,9 +20,7 @@ import (
 // What render prints for the objects of the API is what the kernel holds after the
 // agent saw them.
 func TestRenderIsWhatTheKernelHolds(t *testing.T) {
-	if *agentFlag == agentKubeProxy {
-		t.Skip("kube-proxy has no render")
-	}
+	notForKubeProxy(t, "kube-proxy has no render")
 	onBothBackends(t, func(t *testing.T, c *cluster) {
 		n := c.nodes[n1]
 		ns := c.newNamespace(t)

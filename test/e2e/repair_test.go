@@ -180,9 +180,7 @@ func (n *node) removeFirewall(t *testing.T, c *cluster) {
 // Jump rules that somebody deletes come back where they were, the others staying
 // single (B-45, B-56).
 func TestDeletedJumpsAreRepaired(t *testing.T) {
-	if *agentFlag == agentKubeProxy {
-		t.Skip("kube-proxy looks at its jump rules once an hour")
-	}
+	notForKubeProxy(t, "kube-proxy looks at its jump rules once an hour")
 	onBothBackends(t, func(t *testing.T, c *cluster) {
 		n := c.nodes[n1]
 		want := n.saveOurs(t, 4)

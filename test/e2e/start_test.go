@@ -16,9 +16,7 @@ const xtablesLock = "/run/xtables.lock"
 // The rules that are there stay. Both the lock of iptables and the API server can keep
 // it waiting.
 func TestSlowStart(t *testing.T) {
-	if *agentFlag == agentKubeProxy {
-		t.Skip("kube-proxy has no /readyz")
-	}
+	notForKubeProxy(t, "kube-proxy has no /readyz")
 	onBothBackends(t, func(t *testing.T, c *cluster) {
 		n := c.nodes[n1]
 		ns := c.newNamespace(t)

@@ -78,9 +78,7 @@ const treeSize = 20
 // before the other starts or after, with flat chains or trees, and not one request
 // fails. What only the one of them needs is gone once the other has written its rules.
 func TestTakeover(t *testing.T) {
-	if *agentFlag == agentKubeProxy {
-		t.Skip("needs miniproxy to take turns with kube-proxy")
-	}
+	notForKubeProxy(t, "needs miniproxy to take turns with kube-proxy")
 	onBothBackends(t, func(t *testing.T, c *cluster) {
 		n := c.nodes[n1]
 		kubeProxy := newOriginal(t, c, n)
