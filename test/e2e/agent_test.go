@@ -7,9 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"testing"
 	"strings"
 	"syscall"
+	"testing"
 
 	"github.com/miniproxy/miniproxy/pkg/lab"
 )

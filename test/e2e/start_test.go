@@ -3,14 +3,8 @@ package e2e
 import (
 	"errors"
 	"net/http"
-	"os"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
-
-// xtablesLock is the file that iptables-legacy locks. Here /run is the test's own.
-const xtablesLock = "/run/xtables.lock"
 
 // An agent whose start has to wait answers probes meanwhile: it is alive and not ready.
 // The rules that are there stay. Both the lock of iptables and the API server can keep
@@ -45,19 +39,6 @@ func TestSlowStart(t *testing.T) {
 		})
 		checkWays(t, []wayIn{{c.podCaller(podC), clusterIP(t, svc, 4)}}, podA)
 	})
-}
-
-// holdLock holds the lock of iptables until the function that it returns is called.
-func holdLock(t *testing.T) (release func()) {
-	t.Helper()
-	f, err := os.OpenFile(xtablesLock, os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	return func() { f.Close() }
 }
 
 // checkWaitingStart starts the node's agent anew, and checks that it answers although
