@@ -61,7 +61,7 @@ func newCluster(h *host, random *rand.Rand) *cluster {
 // TestIncrementalEqualsFull puts an agent through thousands of random events and
 // faults. After every sync that succeeds the kernel holds what an agent would write
 // that starts at that moment, and between two transactions no packet meets a rule
-// that was not right before and is not right in the end.
+// that was not right before and is not right in the end (B-37).
 func TestIncrementalEqualsFull(t *testing.T) {
 	steps := 1000
 	if testing.Short() {

@@ -19,7 +19,7 @@ func chainName(prefix string, parts ...string) string {
 }
 
 // What a textbook on kube-proxy tells to look for is there to be found: the names of
-// the chains, their order and the comments.
+// the chains, their order and the comments (B-83).
 func TestTextbook(t *testing.T) {
 	onBothBackends(t, func(t *testing.T, c *cluster) {
 		ns := c.newNamespace(t)
