@@ -1,7 +1,9 @@
-// Package canary notices that somebody flushed the node's netfilter tables: it
-// keeps a chain that nothing refers to in each table, with one rule, and looks
-// whether both are still there. It runs nothing itself and repairs nothing but its
-// own chains.
+// Package canary decides when to look for what others did to the node's netfilter
+// tables, and when to repair it. A Monitor keeps a chain that nothing refers to in each
+// table, with one rule, and looks whether both are still there, which they are not after
+// a flush. A Patrol has everything compared from time to time. A Pacer puts repairs off
+// that are undone again and again. The package runs nothing itself and repairs nothing
+// but its own chains.
 package canary
 
 import (
@@ -96,9 +98,9 @@ const (
 	mostPeriods = 10
 )
 
-// New returns a Monitor that looks every period, less often where a look is dear, and calls onTouched, from Run's
-// goroutine, when what was written to some tables must be written again. onTouched
-// must not block.
+// New returns a Monitor that looks every period, less often where a look is dear, and
+// calls onTouched, from Run's goroutine, when what was written to some tables must be
+// written again. onTouched must not block.
 func New(chains Chains, period time.Duration, onTouched func(Report)) *Monitor {
 	m := &Monitor{
 		chains:    chains,

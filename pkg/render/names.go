@@ -30,7 +30,8 @@ const (
 	postroutingChain      = "KUBE-POSTROUTING"
 	markMasqChain         = "KUBE-MARK-MASQ"
 
-	// CanaryChain is the empty chain whose loss tells that a table was flushed.
+	// CanaryChain is the chain that tells by its loss, or by that of its one rule, that a
+	// table was flushed.
 	CanaryChain = "KUBE-PROXY-CANARY"
 	// FirewallChain guards 127.0.0.0/8. The kubelet has the same chain with the same
 	// rule, so it is not removed where a kubelet runs.
