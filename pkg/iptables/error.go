@@ -99,6 +99,13 @@ func IsBusy(err error) bool {
 	return exitStatus(err) == exitBusy
 }
 
+// IsRefused reports whether err says that restore input was refused for what is in it,
+// rather than that nothing can be written for now.
+func IsRefused(err error) bool {
+	_, refused := errors.AsType[*RestoreError](err)
+	return refused && !IsBusy(err)
+}
+
 // exitStatus returns the exit status of the program that failed, -1 if err does
 // not come from one.
 func exitStatus(err error) int {

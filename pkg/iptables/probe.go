@@ -35,7 +35,7 @@ func IsProbe(id ruleset.ChainID) bool { return id.Name == probeChain }
 // one run of a program.
 func (r *Runner) Probe(ctx context.Context, features []Feature) (missing map[string]error, err error) {
 	err = r.try(ctx, features)
-	if err == nil || !isRefusal(err) {
+	if err == nil || !IsRefused(err) {
 		return nil, err
 	}
 	// A table that takes no rule at all says nothing about features.
@@ -58,7 +58,7 @@ func (r *Runner) narrow(ctx context.Context, features []Feature, refused error, 
 			if refused = r.try(ctx, part); refused == nil {
 				continue
 			}
-			if !isRefusal(refused) {
+			if !IsRefused(refused) {
 				return refused
 			}
 			if err := r.narrow(ctx, part, refused, missing); err != nil {
@@ -70,7 +70,7 @@ func (r *Runner) narrow(ctx context.Context, features []Feature, refused error, 
 	switch err := r.try(ctx, features); {
 	case err == nil:
 		return nil
-	case !isRefusal(err):
+	case !IsRefused(err):
 		return err
 	}
 	missing[features[0].Name] = refused
@@ -95,7 +95,7 @@ func (r *Runner) try(ctx context.Context, features []Feature) error {
 	if err == nil {
 		return nil
 	}
-	if isRefusal(err) {
+	if IsRefused(err) {
 		// Tables before the refused one were written.
 		err = errors.Join(err, r.Restore(ctx, remove.Append(nil)))
 	}
@@ -109,10 +109,4 @@ func bare(features []Feature) []Feature {
 		tables = append(tables, Feature{Table: f.Table})
 	}
 	return tables
-}
-
-// isRefusal reports whether an error says that input was refused for what is in it.
-func isRefusal(err error) bool {
-	_, refused := errors.AsType[*RestoreError](err)
-	return refused && !IsBusy(err)
 }

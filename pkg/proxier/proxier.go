@@ -223,7 +223,7 @@ func (p *Proxier) write(ctx context.Context, snapshot model.Snapshot, full bool)
 	good := p.units
 	w := p.newWriter(full)
 	names, err := p.syncProxyRules(ctx, w, snapshot, full)
-	for suspects := p.blamed(err); isRefused(err); suspects = nil {
+	for suspects := p.blamed(err); iptables.IsRefused(err); suspects = nil {
 		good.restore()
 		names = merge(names, p.unsynced.ServicePorts) // with those that came meanwhile
 		if !p.contain(ctx, snapshot, good, suspects, names) {

@@ -46,13 +46,6 @@ const (
 // that are refused.
 const groupSize = 100
 
-// isRefused reports whether an error says that some of the rules are not taken,
-// rather than that no rules can be written at the moment.
-func isRefused(err error) bool {
-	_, refused := errors.AsType[*iptables.RestoreError](err)
-	return refused && !iptables.IsBusy(err)
-}
-
 // contain finds out which of the Service ports that were to be written made the
 // kernel refuse a transaction, among the suspects first, and puts them aside. It
 // reports whether there are any; if not, something else is wrong.
@@ -89,7 +82,7 @@ func (p *Proxier) forsake(ctx context.Context) bool {
 		if r.good == nil {
 			continue
 		}
-		if err := p.tryRules(ctx, ruleset.NewBuilder(ruleset.Filter, ruleset.NAT), r.good.Entries); isRefused(err) {
+		if err := p.tryRules(ctx, ruleset.NewBuilder(ruleset.Filter, ruleset.NAT), r.good.Entries); iptables.IsRefused(err) {
 			names = append(names, name)
 			klog.FromContext(ctx).Error(err, "What leads to the old rules of a refused Service port is refused, too; it has none now", "servicePort", name.String())
 		}
@@ -135,11 +128,11 @@ func (p *Proxier) isolate(ctx context.Context, snapshot model.Snapshot, names []
 		return refused
 	}
 	err := p.try(ctx, snapshot, p.opts, names)
-	if err == nil || !isRefused(err) {
+	if err == nil || !iptables.IsRefused(err) {
 		return refused
 	}
 	if len(names) == 1 {
-		if err = p.try(ctx, snapshot, p.opts, names); isRefused(err) {
+		if err = p.try(ctx, snapshot, p.opts, names); iptables.IsRefused(err) {
 			refused[names[0]] = err
 		}
 		return refused
@@ -216,7 +209,7 @@ func (p *Proxier) release(ctx context.Context, snapshot model.Snapshot) []model.
 		if _, changed := slices.BinarySearchFunc(p.unsynced.ServicePorts, name, model.ServicePortName.Compare); !changed && time.Now().Before(r.Retry) {
 			continue
 		}
-		if err := p.try(ctx, snapshot, opts, []model.ServicePortName{name}); isRefused(err) {
+		if err := p.try(ctx, snapshot, opts, []model.ServicePortName{name}); iptables.IsRefused(err) {
 			r.fail(err)
 			continue
 		} else if err != nil {

@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/miniproxy/miniproxy/pkg/iptables"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
@@ -117,7 +118,7 @@ func (w *writer) removeByHalves(ctx context.Context, ids []ruleset.ChainID) (use
 			w.ledger.forget(id)
 		}
 		return nil, nil
-	case !isRefused(err):
+	case !iptables.IsRefused(err):
 		return ids, err
 	case len(ids) == 1:
 		return ids, nil
