@@ -169,6 +169,9 @@ func TestReadChains(t *testing.T) {
 		for _, fam := range model.Families {
 			r := runnerIn(t, fam, backend)
 			asOther(t, r.seams.Tables, "-t", "nat", "-N", "OTHER")
+			if r.seams.Stream == nil {
+				t.Errorf("%s %v: a table of any size is kept as text", backend, fam)
+			}
 			for _, piped := range []bool{true, false} {
 				if !piped {
 					r.seams.Stream = nil

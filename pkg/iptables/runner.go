@@ -115,6 +115,7 @@ func realSeams(ctx context.Context, fam model.Family, backend Backend, lockWait 
 	major, minor, patch := chains.GetIptablesVersion()
 	seams := Seams{
 		Run:      run,
+		Stream:   stream,
 		Tables:   found.tables,
 		Save:     found.save,
 		Restore:  found.restore,
