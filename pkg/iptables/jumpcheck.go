@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
@@ -68,4 +69,26 @@ func CompareJumps(want, have []ruleset.Rule) []JumpDifference {
 		}
 	}
 	return diffs
+}
+
+// JumpsInPlace reports whether EnsureJumps would have nothing to do in a built-in chain
+// that holds these rules.
+func JumpsInPlace(hooks []ruleset.Hook, chain ruleset.Chain) bool {
+	want := rulesIn(hooks, chain.ChainID)
+	have := make([]foundRule, len(chain.Rules))
+	for i, rule := range chain.Rules {
+		have[i].rule = asJump(want, rule)
+	}
+	plan := planJumps(want, have)
+	return len(plan.remove)+len(plan.insert) == 0
+}
+
+// asJump makes a jump of what was kept as text because the chain was not declared.
+func asJump(want []ruleset.Rule, rule ruleset.Rule) ruleset.Rule {
+	if unknown, ok := rule.Action.(ruleset.UnknownAction); ok {
+		if chain, isJump := strings.CutPrefix(unknown.Text, "-j "); isJump && targets(want, chain) {
+			rule.Action = ruleset.Jump{Chain: chain}
+		}
+	}
+	return rule
 }

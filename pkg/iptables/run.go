@@ -1,13 +1,20 @@
 package iptables
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os/exec"
 	"strings"
 	"time"
 )
+
+// lastWords is how long a program's output may go on after its end. A child of the
+// program's, such as modprobe, that keeps the pipes open must not hold up the caller
+// forever. On a busy host a second was once too short for the program's own last words.
+const lastWords = 30 * time.Second
 
 // run runs a program to its end with the given standard input, and returns its
 // standard output. Every failure is a *CommandError.
@@ -16,10 +23,7 @@ func run(ctx context.Context, input []byte, program string, args ...string) ([]b
 	if input != nil {
 		cmd.Stdin = bytes.NewReader(input)
 	}
-	// A child of the program's, such as modprobe, that keeps the pipes open must not
-	// hold up the caller forever. On a busy host a second was once too short for the
-	// program's own last words.
-	cmd.WaitDelay = 30 * time.Second
+	cmd.WaitDelay = lastWords
 	var stdout bytes.Buffer
 	var stderr headTail
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -27,6 +31,54 @@ func run(ctx context.Context, input []byte, program string, args ...string) ([]b
 		return nil, newCommandError(ctx, cmd.Args, stderr.String(), err)
 	}
 	return stdout.Bytes(), nil
+}
+
+// longestLine is more than the kernel lets a rule be.
+const longestLine = 1 << 20
+
+// lines runs a program and hands over its output as it comes.
+func (s *Seams) lines(ctx context.Context, read func(*bufio.Scanner) error, program string, args ...string) error {
+	if s.Stream == nil {
+		output, err := s.Run(ctx, nil, program, args...)
+		if err != nil {
+			return err
+		}
+		return read(newLines(bytes.NewReader(output)))
+	}
+	return s.Stream(ctx, func(output io.Reader) error { return read(newLines(output)) }, program, args...)
+}
+
+func newLines(output io.Reader) *bufio.Scanner {
+	lines := bufio.NewScanner(output)
+	lines.Buffer(nil, longestLine)
+	return lines
+}
+
+// stream runs a program to its end, and hands over its output as it comes. A failure of
+// the program is a *CommandError.
+func stream(ctx context.Context, read func(io.Reader) error, program string, args ...string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.WaitDelay = lastWords
+	var stderr headTail
+	cmd.Stderr = &stderr
+	output, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return newCommandError(ctx, cmd.Args, "", err)
+	}
+	if err := read(output); err != nil {
+		cancel() // it may have more to say than anybody reads
+		_ = cmd.Wait()
+		return err
+	}
+	if err := cmd.Wait(); err != nil {
+		return newCommandError(ctx, cmd.Args, stderr.String(), err)
+	}
+	return nil
 }
 
 // newCommandError describes the failure err of a command.

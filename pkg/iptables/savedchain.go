@@ -6,10 +6,7 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
-	"io"
-	"os/exec"
 	"strings"
-	"time"
 
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
@@ -155,74 +152,4 @@ func (c SavedChain) Decode() ruleset.Chain {
 		chain.Rules = append(chain.Rules, found.rule)
 	}
 	return chain
-}
-
-// JumpsInPlace reports whether EnsureJumps would have nothing to do in a built-in chain
-// that holds these rules.
-func JumpsInPlace(hooks []ruleset.Hook, chain ruleset.Chain) bool {
-	want := rulesIn(hooks, chain.ChainID)
-	have := make([]foundRule, len(chain.Rules))
-	for i, rule := range chain.Rules {
-		have[i].rule = asJump(want, rule)
-	}
-	plan := planJumps(want, have)
-	return len(plan.remove)+len(plan.insert) == 0
-}
-
-// asJump makes a jump of what was kept as text because the chain was not declared.
-func asJump(want []ruleset.Rule, rule ruleset.Rule) ruleset.Rule {
-	if unknown, ok := rule.Action.(ruleset.UnknownAction); ok {
-		if chain, isJump := strings.CutPrefix(unknown.Text, "-j "); isJump && targets(want, chain) {
-			rule.Action = ruleset.Jump{Chain: chain}
-		}
-	}
-	return rule
-}
-
-// longestLine is more than the kernel lets a rule be.
-const longestLine = 1 << 20
-
-// lines runs a program and hands over its output as it comes.
-func (s *Seams) lines(ctx context.Context, read func(*bufio.Scanner) error, program string, args ...string) error {
-	if s.Stream == nil {
-		output, err := s.Run(ctx, nil, program, args...)
-		if err != nil {
-			return err
-		}
-		return read(newLines(bytes.NewReader(output)))
-	}
-	return s.Stream(ctx, func(output io.Reader) error { return read(newLines(output)) }, program, args...)
-}
-
-func newLines(output io.Reader) *bufio.Scanner {
-	lines := bufio.NewScanner(output)
-	lines.Buffer(nil, longestLine)
-	return lines
-}
-
-// stream runs a program to its end, and hands over its output as it comes. A failure of
-// the program is a *CommandError.
-func stream(ctx context.Context, read func(io.Reader) error, program string, args ...string) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.WaitDelay = 30 * time.Second
-	var stderr headTail
-	cmd.Stderr = &stderr
-	output, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return newCommandError(ctx, cmd.Args, "", err)
-	}
-	if err := read(output); err != nil {
-		cancel() // it may have more to say than anybody reads
-		_ = cmd.Wait()
-		return err
-	}
-	if err := cmd.Wait(); err != nil {
-		return newCommandError(ctx, cmd.Args, stderr.String(), err)
-	}
-	return nil
 }
