@@ -66,7 +66,7 @@ func Look(ctx context.Context, kernel Kernel, want Want) ([]Difference, error) {
 // Jumps compares only the jump rules, which is quick however large the tables are.
 func Jumps(ctx context.Context, kernel Kernel, hooks []ruleset.Hook) ([]Difference, error) {
 	have := iptables.Contents{Chains: ruleset.Ruleset{}}
-	for _, from := range builtins(hooks) {
+	for _, from := range ruleset.HookedChains(hooks) {
 		names, err := kernel.ChainNames(ctx, from.Table)
 		if err != nil {
 			return nil, err

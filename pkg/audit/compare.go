@@ -158,14 +158,8 @@ func isUnreadable(err error) bool { return errors.Is(err, iptables.ErrUnreadable
 // compareJumps compares the jump rules of each built-in chain.
 func compareJumps(have ruleset.Ruleset, hooks []ruleset.Hook) []Difference {
 	var diffs []Difference
-	for _, from := range builtins(hooks) {
-		var want []ruleset.Rule
-		for _, hook := range hooks {
-			if hook.From == from {
-				want = append(want, hook.Rule)
-			}
-		}
-		for _, d := range iptables.CompareJumps(want, rulesOf(have[from])) {
+	for _, from := range ruleset.HookedChains(hooks) {
+		for _, d := range iptables.CompareJumps(ruleset.HooksIn(hooks, from), rulesOf(have[from])) {
 			diffs = append(diffs, fromJump(from, d))
 		}
 	}
@@ -193,19 +187,8 @@ func fromJump(from ruleset.ChainID, d iptables.JumpDifference) Difference {
 	return diff
 }
 
-// builtins lists the chains that hooks are in, in the order of the hooks.
-func builtins(hooks []ruleset.Hook) []ruleset.ChainID {
-	var ids []ruleset.ChainID
-	for _, hook := range hooks {
-		if !slices.Contains(ids, hook.From) {
-			ids = append(ids, hook.From)
-		}
-	}
-	return ids
-}
-
 func isBuiltin(hooks []ruleset.Hook, id ruleset.ChainID) bool {
-	return slices.Contains(builtins(hooks), id)
+	return slices.Contains(ruleset.HookedChains(hooks), id)
 }
 
 func rulesetOf(chains []ruleset.Chain) ruleset.Ruleset {

@@ -74,7 +74,7 @@ func CompareJumps(want, have []ruleset.Rule) []JumpDifference {
 // JumpsInPlace reports whether EnsureJumps would have nothing to do in a built-in chain
 // that holds these rules.
 func JumpsInPlace(hooks []ruleset.Hook, chain ruleset.Chain) bool {
-	want := rulesIn(hooks, chain.ChainID)
+	want := ruleset.HooksIn(hooks, chain.ChainID)
 	have := make([]foundRule, len(chain.Rules))
 	for i, rule := range chain.Rules {
 		have[i].rule = asJump(want, rule)

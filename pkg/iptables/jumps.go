@@ -33,8 +33,8 @@ func (r *Runner) EnsureJumps(ctx context.Context, hooks []ruleset.Hook) ([]Chang
 	var changes []Change
 	var errs []error
 	plans := map[ruleset.Table][]jumpPlan{}
-	for _, from := range builtinsOf(hooks) {
-		plan, inserted, err := r.planJumps(ctx, from, rulesIn(hooks, from))
+	for _, from := range ruleset.HookedChains(hooks) {
+		plan, inserted, err := r.planJumps(ctx, from, ruleset.HooksIn(hooks, from))
 		if err != nil {
 			errs = append(errs, jumpError(r.family, from, err))
 		}
@@ -54,28 +54,6 @@ func (r *Runner) EnsureJumps(ctx context.Context, hooks []ruleset.Hook) ([]Chang
 
 func jumpError(family model.Family, from ruleset.ChainID, err error) error {
 	return fmt.Errorf("ensure the %v jumps in %v: %w", family, from, err)
-}
-
-// builtinsOf lists the chains that the hooks are in, in the order of the hooks.
-func builtinsOf(hooks []ruleset.Hook) []ruleset.ChainID {
-	var ids []ruleset.ChainID
-	for _, h := range hooks {
-		if !slices.Contains(ids, h.From) {
-			ids = append(ids, h.From)
-		}
-	}
-	return ids
-}
-
-// rulesIn lists the rules of the hooks that are in one chain.
-func rulesIn(hooks []ruleset.Hook, from ruleset.ChainID) []ruleset.Rule {
-	var rules []ruleset.Rule
-	for _, h := range hooks {
-		if h.From == from {
-			rules = append(rules, h.Rule)
-		}
-	}
-	return rules
 }
 
 // planJumps looks at a built-in chain and says what is to be done to it. Into one that

@@ -32,7 +32,7 @@ const hookTargets = "*filter\n:KUBE-PROXY-FIREWALL - [0:0]\n:KUBE-SERVICES - [0:
 // specs are the texts of the hooks in a chain.
 func specs(from ruleset.ChainID) []string {
 	var all []string
-	for _, r := range rulesIn(hooks, from) {
+	for _, r := range ruleset.HooksIn(hooks, from) {
 		all = append(all, r.String())
 	}
 	return all

@@ -9,6 +9,7 @@ package ruleset
 import (
 	"cmp"
 	"net/netip"
+	"slices"
 )
 
 // Table is the name of a netfilter table.
@@ -232,4 +233,26 @@ type TableChange struct {
 type Hook struct {
 	From ChainID
 	Rule Rule
+}
+
+// HookedChains lists the chains that hooks are in, in the order of the hooks.
+func HookedChains(hooks []Hook) []ChainID {
+	var ids []ChainID
+	for _, h := range hooks {
+		if !slices.Contains(ids, h.From) {
+			ids = append(ids, h.From)
+		}
+	}
+	return ids
+}
+
+// HooksIn lists the rules of the hooks that are in one chain.
+func HooksIn(hooks []Hook, from ChainID) []Rule {
+	var rules []Rule
+	for _, h := range hooks {
+		if h.From == from {
+			rules = append(rules, h.Rule)
+		}
+	}
+	return rules
 }
