@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,35 +40,6 @@ func TestFirstSync(t *testing.T) {
 	if inputs := h.takeInputs(); len(inputs) != 0 || h.last.Full {
 		t.Errorf("with nothing new: full %v, wrote:\n%s", h.last.Full, inputs)
 	}
-}
-
-// TestJumpsFirst: where that is asked for, the jump rules are in place before the one
-// large transaction, which makes them lead somewhere. A restart finds them there.
-func TestJumpsFirst(t *testing.T) {
-	h := newHost(t)
-	h.proxier.settings.JumpsFirst, h.proxier.settings.Chunk = true, ChunkLegacy
-	h.fill(3)
-	begin := func(when string) {
-		t.Helper()
-		h.afterRestore = func() {
-			for _, hook := range render.Hooks() {
-				if n := countJumps(h.rules(), hook); n != 1 {
-					t.Errorf("%s: %d jump rules %s after the first transaction, want 1", when, n, hook.Rule)
-				}
-			}
-		}
-		h.sync()
-		if n := len(h.takeInputs()); n != 1 {
-			t.Errorf("%s: %d restores of chains, want 1", when, n)
-		}
-	}
-	begin("on an empty kernel")
-	h.restart()
-	h.fill(3)
-	begin("after a restart")
-	h.kernel.Flush(ruleset.NAT)
-	h.proxier.ForceFull("a test")
-	begin("after a flush")
 }
 
 func TestChangeWritesItsOwnChains(t *testing.T) {
@@ -251,93 +221,6 @@ func TestOptionsChange(t *testing.T) {
 	})
 }
 
-// What came from a former agent or a kube-proxy goes, what is somebody else's stays.
-func TestSweep(t *testing.T) {
-	h := newHost(t)
-	const foreign = `*nat
-:DOCKER - [0:0]
-:KUBE-HP-ABCDEFGHIJKLMNOP - [0:0]
-:KUBE-MARK-DROP - [0:0]
--A DOCKER -j RETURN
--A KUBE-MARK-DROP -j MARK --set-xmark 0x8000/0x8000
--A PREROUTING -j DOCKER
-COMMIT
-*filter
-:KUBE-SEP-NOTOURSINFILTER - [0:0]
-:cali-FORWARD - [0:0]
--A FORWARD -j cali-FORWARD
-COMMIT
-`
-	h.write(foreign)
-	before := h.rules()
-	h.write(`*nat
-:KUBE-SERVICES - [0:0]
-:KUBE-MARK-MASQ - [0:0]
-:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
-:KUBE-SVL-AAAAAAAAAAAAAAAA - [0:0]
-:KUBE-EXT-AAAAAAAAAAAAAAAA - [0:0]
-:KUBE-FW-AAAAAAAAAAAAAAAA - [0:0]
-:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
-:KUBE-XLB-AAAAAAAAAAAAAAAA - [0:0]
-:KUBE-SVC-10.96.0.0/20 - [0:0]
--A KUBE-FW-AAAAAAAAAAAAAAAA -j KUBE-XLB-AAAAAAAAAAAAAAAA
--A KUBE-XLB-AAAAAAAAAAAAAAAA -j KUBE-SVC-AAAAAAAAAAAAAAAA
--A KUBE-EXT-AAAAAAAAAAAAAAAA -j KUBE-SVL-AAAAAAAAAAAAAAAA
--A KUBE-SVL-AAAAAAAAAAAAAAAA -j KUBE-SEP-AAAAAAAAAAAAAAAA
--A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-SEP-AAAAAAAAAAAAAAAA
--A KUBE-SEP-AAAAAAAAAAAAAAAA -j KUBE-MARK-MASQ
--A KUBE-SVC-10.96.0.0/20 -j KUBE-SVC-AAAAAAAAAAAAAAAA
--A KUBE-SERVICES -d 10.96.0.99/32 -j KUBE-SVC-10.96.0.0/20
--A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
-COMMIT
-*filter
-:KUBE-SERVICES - [0:0]
-:KUBE-SVC-S10.96.0.0/20 - [0:0]
--A KUBE-SVC-S10.96.0.0/20 -j DROP
--A KUBE-SERVICES -d 10.96.0.0/20 -j KUBE-SVC-S10.96.0.0/20
-COMMIT
-`)
-	h.proxier.settings.Chunk = 2
-	h.fill(3)
-	h.sync()
-	after := h.rules()
-	for id, chain := range before {
-		for _, rule := range chain.Rules {
-			if after[id] == nil || !slices.ContainsFunc(after[id].Rules, func(r ruleset.Rule) bool { return r.String() == rule.String() }) {
-				t.Errorf("the foreign rule %s in %s is gone", rule, id)
-			}
-		}
-		if after[id] == nil {
-			t.Errorf("the foreign chain %s is gone", id)
-		}
-	}
-	if h.holds("AAAAAAAA") || h.holds("/20") {
-		t.Errorf("stale chains are left:\n%s", h.kernel.Save())
-	}
-}
-
-// A stale chain that somebody else uses cannot be removed, and does not keep the
-// agent from its work, nor from removing the others.
-func TestSweepOfChainInUse(t *testing.T) {
-	h := newHost(t)
-	h.write(`*nat
-:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
-:KUBE-SEP-BBBBBBBBBBBBBBBB - [0:0]
-:KUBE-SEP-CCCCCCCCCCCCCCCC - [0:0]
-:DOCKER - [0:0]
--A DOCKER -j KUBE-SEP-AAAAAAAAAAAAAAAA
-COMMIT
-`)
-	h.fill(1)
-	if err := h.proxier.Sync(h.context()); err != nil {
-		t.Fatal(err)
-	}
-	if !h.holds("-A DOCKER -j KUBE-SEP-AAAAAAAAAAAAAAAA") || !h.holds("s0:http cluster IP") ||
-		h.holds("KUBE-SEP-BBBBBBBBBBBBBBBB") || h.holds("KUBE-SEP-CCCCCCCCCCCCCCCC") {
-		t.Errorf("rules:\n%s", h.kernel.Save())
-	}
-}
-
 func TestForceFull(t *testing.T) {
 	h := newHost(t)
 	h.fill(3)
@@ -366,42 +249,6 @@ func TestForceFull(t *testing.T) {
 	if h.last.Full {
 		t.Error("a doubt is settled twice")
 	}
-}
-
-// A jump rule that somebody removed is put back within the period, and what else may
-// be missing with it.
-func TestJumpsAreLookedAfter(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t)
-		h.fill(3)
-		h.sync()
-		const jump = `PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES`
-		h.write("*nat\n-D " + jump + "\nCOMMIT\n")
-		h.write("*nat\n-F KUBE-SERVICES\nCOMMIT\n")
-		h.tracker.ServiceChanged(nil, newService("t", "10.96.0.99"))
-		if err := h.proxier.Sync(h.context()); err != nil {
-			t.Fatal(err)
-		}
-		if h.last.Full {
-			t.Fatal("looked before it was time")
-		}
-		time.Sleep(jumpPeriod)
-		h.sync()
-		if !h.last.Full || h.last.Trigger != Touched {
-			t.Errorf("full %v because of %q", h.last.Full, h.last.Trigger)
-		}
-		time.Sleep(jumpPeriod)
-		h.kernel.SetLocked(true)
-		if err := h.proxier.Sync(h.context()); err != nil {
-			t.Errorf("B-43 not to have looked is taken for a failure: %v", err)
-		}
-		h.kernel.SetLocked(false)
-		h.takeInputs()
-		h.sync()
-		if inputs := h.takeInputs(); len(inputs) != 0 || h.last.Full {
-			t.Errorf("B-43 not to have looked is taken for a change; wrote:\n%s", inputs)
-		}
-	})
 }
 
 func TestResult(t *testing.T) {
@@ -477,20 +324,4 @@ func TestStop(t *testing.T) {
 	if countJumps(h.rules(), render.Hooks()[0]) != 0 {
 		t.Error("jumps were put in place although the rules are not complete")
 	}
-}
-
-// A jump rule cannot be put back while the chain that it leads to is gone: that chain
-// is written again first, with all others.
-func TestJumpsAreLookedAfterWithoutTheirChains(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t)
-		h.fill(3)
-		h.sync()
-		h.write("*nat\n-F POSTROUTING\n:KUBE-POSTROUTING - [0:0]\n-X KUBE-POSTROUTING\nCOMMIT\n")
-		time.Sleep(jumpPeriod)
-		h.sync()
-		if !h.last.Full || h.last.Trigger != Touched {
-			t.Errorf("full %v because of %q, want all to be written because it was touched", h.last.Full, h.last.Trigger)
-		}
-	})
 }
