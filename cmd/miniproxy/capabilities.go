@@ -161,11 +161,8 @@ func lookAt(ctx context.Context, kernels []*iptables.Runner, accounts error) ([]
 		}
 		able, can[kernel.Family()] = append(able, kernel), c
 	}
-	if len(able) == 0 {
-		return nil, nil, fmt.Errorf("the kernel can rewrite addresses of neither family: %w", failures)
-	}
-	if failures != nil {
-		klog.FromContext(ctx).Error(failures, "One IP family is not supported here; serving the other one", "family", able[0].Family())
+	if err := oneIsEnough(ctx, able, failures); err != nil {
+		return nil, nil, err
 	}
 	return able, can, nil
 }

@@ -127,14 +127,22 @@ func (o *options) kernels(ctx context.Context) ([]*iptables.Runner, error) {
 		logger.Error(nil, "The other iptables backend holds chains of a Service proxy too; packets pass through both: remove them with miniproxy cleanup",
 			"backend", otherBackend(choice.Backend), "chains", n)
 	}
-	if len(kernels) == 0 {
-		return nil, fmt.Errorf("the kernel can rewrite addresses of neither family: %w", missing)
-	}
-	if missing != nil {
-		logger.Error(missing, "One IP family is not supported here; serving the other one", "family", kernels[0].Family())
+	if err := oneIsEnough(ctx, kernels, missing); err != nil {
+		return nil, err
 	}
 	logger.Info("Found the iptables programs", "version", kernels[0].Version())
 	return kernels, nil
+}
+
+// oneIsEnough says in the log why a family is missing, and is an error only if both are.
+func oneIsEnough(ctx context.Context, kernels []*iptables.Runner, missing error) error {
+	if len(kernels) == 0 {
+		return fmt.Errorf("the kernel can rewrite addresses of neither family: %w", missing)
+	}
+	if missing != nil {
+		klog.FromContext(ctx).Error(missing, "One IP family is not supported here; serving the other one", "family", kernels[0].Family())
+	}
+	return nil
 }
 
 // findKernels returns the doors for the families that a backend has here, and why it
