@@ -2,6 +2,7 @@ package hostile
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -63,9 +64,10 @@ func track(family model.Family, services []*corev1.Service, endpoints []*discove
 	return snapshot
 }
 
-// rules renders a snapshot. It is an error when two chains have one name.
+// rules renders a snapshot. It is an error when two chains have one name, or when
+// something is wrong with the rules.
 func rules(snapshot model.Snapshot, opts render.Options) (ruleset.Ruleset, error) {
-	chains, _ := render.Snapshot(snapshot, opts)
+	chains, conflicts := render.Snapshot(snapshot, opts)
 	rs := ruleset.Ruleset{}
 	for i := range chains {
 		if rs[chains[i].ChainID] != nil {
@@ -73,12 +75,13 @@ func rules(snapshot model.Snapshot, opts render.Options) (ruleset.Ruleset, error
 		}
 		rs[chains[i].ChainID] = &chains[i]
 	}
-	return rs, nil
+	return rs, judge(rs, len(conflicts) > 0)
 }
 
 // judge says what is wrong with rules: what the kernel would refuse, and what is read
-// back from their text as something else.
-func judge(rs ruleset.Ruleset) error {
+// back from their text as something else. Nothing may lead to a chain of a Service that
+// is contested: another one has the address.
+func judge(rs ruleset.Ruleset, contested bool) error {
 	text := rs.Append(nil)
 	back, err := ruleset.Decode(text)
 	if err != nil {
@@ -86,6 +89,9 @@ func judge(rs ruleset.Ruleset) error {
 	}
 	if diffs := ruleset.Diff(back, rs); len(diffs) > 0 {
 		return fmt.Errorf("the text says something else: %v\n%s", diffs, text)
+	}
+	if contested {
+		dropUncalled(back)
 	}
 	if err := ruleset.Check(back); err != nil {
 		return fmt.Errorf("%w in\n%s", err, text)
@@ -98,6 +104,21 @@ func judge(rs ruleset.Ruleset) error {
 		return fmt.Errorf("%d lines for %d chains and rules:\n%s", got, want, text)
 	}
 	return nil
+}
+
+// dropUncalled removes chains of Services that nothing leads to.
+func dropUncalled(rs ruleset.Ruleset) {
+	for removed := true; removed; {
+		called := map[ruleset.ChainID]bool{}
+		for id, chain := range rs {
+			for _, r := range chain.Rules {
+				called[ruleset.ChainID{Table: id.Table, Name: r.Target()}] = true
+			}
+		}
+		before := len(rs)
+		maps.DeleteFunc(rs, func(id ruleset.ChainID, _ *ruleset.Chain) bool { return render.IsPerService(id) && !called[id] })
+		removed = len(rs) < before
+	}
 }
 
 // leftAlone says where the rules with a hostile object differ for others from those
