@@ -70,6 +70,14 @@ func choose(ctx context.Context, look looker, forced Backend) (Choice, error) {
 	case len(usable) == 1:
 		return Choice{usable[0], "the other one is not installed, or not in the kernel"}, nil
 	}
+	choice, err := chooseByContents(ctx, look, usable)
+	if err != nil {
+		return Choice{}, fmt.Errorf("find out which iptables backend the node uses (one that is configured need not be looked for): %w", err)
+	}
+	return choice, nil
+}
+
+func chooseByContents(ctx context.Context, look looker, usable []Backend) (Choice, error) {
 	for _, b := range usable {
 		hinted, err := look.hinted(ctx, b)
 		if err != nil {
