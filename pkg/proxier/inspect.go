@@ -31,14 +31,16 @@ const turn = 5 * time.Millisecond
 // InspectChains looks at all chains that were written, one by one, and returns those
 // that somebody else has changed, and for how long it worked. The first look at a chain
 // after it was written can only tell by the number of the rules and by whether they were
-// made in a row; later ones see any change.
+// made in a row; later ones see any change. If a chain is gone, what was seen for the first
+// time is not believed: the kernel's notice of a rename does not say what the old name was,
+// and rules that led to the chain lead to its new name.
 func (p *Proxier) InspectChains(ctx context.Context, look ChainReader) (found Damage, worked time.Duration, err error) {
 	found = Damage{Chains: map[ruleset.ChainID]Edit{}, At: time.Now()}
 	if !p.mu.TryLock() {
 		return Damage{}, 0, ErrUnsettled // not worth waiting for, since it changes everything
 	}
 	defer p.mu.Unlock()
-	scattered := map[ruleset.ChainID]uint64{}
+	sights := firstSights{scattered: map[ruleset.ChainID]uint64{}}
 	ledger, began := p.ledger, time.Now()
 	for table, chains := range ledger.chains {
 		for name := range chains {
@@ -52,12 +54,12 @@ func (p *Proxier) InspectChains(ctx context.Context, look ChainReader) (found Da
 			if p.ledger != ledger || p.doubt.isRaised() {
 				return Damage{}, worked, ErrUnsettled
 			}
-			if err := p.inspectChain(ctx, look, ruleset.ChainID{Table: table, Name: name}, found, scattered); err != nil {
+			if err := p.inspectChain(ctx, look, ruleset.ChainID{Table: table, Name: name}, found, &sights); err != nil {
 				return Damage{}, worked, err
 			}
 		}
 	}
-	p.judge(scattered, found)
+	p.judge(sights, found)
 	return found, worked + time.Since(began), nil
 }
 
@@ -71,9 +73,19 @@ func (p *Proxier) stepAside(ctx context.Context) error {
 	return nil
 }
 
+// firstSights are chains that nobody had looked at since they were written.
+type firstSights struct {
+	// scattered are those whose rules were not made in a row, with what they look like.
+	scattered map[ruleset.ChainID]uint64
+	// good are the others, as far as that can be told.
+	good []ruleset.ChainID
+	// gone says that a chain was missing.
+	gone bool
+}
+
 // inspectChain looks at one chain, and adds it to what was found if it is damaged, or to
-// scattered if it may be. It remembers what a good one looks like.
-func (p *Proxier) inspectChain(ctx context.Context, look ChainReader, id ruleset.ChainID, found Damage, scattered map[ruleset.ChainID]uint64) error {
+// sights if it may be. It remembers what a good one looks like.
+func (p *Proxier) inspectChain(ctx context.Context, look ChainReader, id ruleset.ChainID, found Damage, sights *firstSights) error {
 	last, known := p.ledger.last(id)
 	if !known || last.hash == 0 { // removed meanwhile, or not known what it should hold
 		return nil
@@ -84,15 +96,19 @@ func (p *Proxier) inspectChain(ctx context.Context, look ChainReader, id ruleset
 		return err
 	case !now.Exists:
 		found.Chains[id] = Edit{Gone: true}
+		sights.gone = true
 	case now.Rules != last.rules || last.seen != 0 && last.seen != now.Hash:
 		found.Chains[id] = editOf(last.rules, now.Rules)
 	case last.seen == 0 && !now.InARow:
-		scattered[id] = now.Hash
+		sights.scattered[id] = now.Hash
 	case last.seen == 0:
 		if now.Rules > 1 { // one alone proves nothing
 			p.rows++
 		}
 		p.ledger.see(id, now.Hash)
+		if now.Rules > 0 {
+			sights.good = append(sights.good, id)
+		}
 	}
 	return nil
 }
@@ -100,15 +116,23 @@ func (p *Proxier) inspectChain(ctx context.Context, look ChainReader, id ruleset
 // judge decides about chains whose rules were not made in a row, as those of a chain are
 // that one transaction wrote, with the programs and kernels that were tried. Where that
 // is not so it means nothing.
-func (p *Proxier) judge(scattered map[ruleset.ChainID]uint64, found Damage) {
-	for id, hash := range scattered {
+func (p *Proxier) judge(sights firstSights, found Damage) {
+	for id, hash := range sights.scattered {
 		last, known := p.ledger.last(id)
 		switch {
 		case !known || last.hash == 0 || last.seen != 0:
-		case p.rows > len(scattered):
+		case sights.gone || p.rows > len(sights.scattered):
 			found.Chains[id] = editOf(last.rules, last.rules)
 		default:
 			p.ledger.see(id, hash)
+		}
+	}
+	if !sights.gone {
+		return
+	}
+	for _, id := range sights.good {
+		if last, known := p.ledger.last(id); known && last.hash != 0 && last.seen != 0 {
+			found.Chains[id] = editOf(last.rules, last.rules)
 		}
 	}
 }

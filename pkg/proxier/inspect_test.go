@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/miniproxy/miniproxy/pkg/iptables"
@@ -69,7 +71,7 @@ func TestInspectChains(t *testing.T) {
 	}{
 		{"nothing, first look", true, func(*iptables.ChainState) {}, ""},
 		{"nothing", false, func(*iptables.ChainState) {}, ""},
-		{"gone", true, func(s *iptables.ChainState) { *s = iptables.ChainState{} }, Deleted},
+		{"gone", false, func(s *iptables.ChainState) { *s = iptables.ChainState{} }, Deleted},
 		{"flushed", true, func(s *iptables.ChainState) { s.Rules, s.Hash = 0, 7 }, Flushed},
 		{"a rule more", true, func(s *iptables.ChainState) { s.Rules, s.Hash = s.Rules+1, 7 }, Inserted},
 		{"a rule in the place of another, made later", true, func(s *iptables.ChainState) { s.InARow, s.Hash = false, 7 }, Replaced},
@@ -108,6 +110,54 @@ func TestInspectChains(t *testing.T) {
 				t.Errorf("after the repair: %+v", found)
 			}
 		})
+	}
+}
+
+// A renamed chain takes the rules that lead to it along, and no notice says so: those that
+// nobody had looked at are written again with it, and no others.
+func TestInspectChainsDoubtsWhatLedToARenamedChain(t *testing.T) {
+	h := newHost(t)
+	h.fill(5)
+	h.sync()
+	view := newNFTView(h)
+	var sep ruleset.ChainID
+	for id := range h.ours() {
+		if strings.HasPrefix(id.Name, "KUBE-SEP-") {
+			sep = id
+		}
+	}
+	leadsTo := func(name string) (ids []ruleset.ChainID) {
+		for id, chain := range h.rules() {
+			if slices.ContainsFunc(chain.Rules, func(r ruleset.Rule) bool { return r.Target() == name }) {
+				ids = append(ids, id)
+			}
+		}
+		return ids
+	}
+	before := leadsTo(sep.Name)
+	if len(before) != 1 {
+		t.Fatalf("%v lead to %s, want one", before, sep)
+	}
+	view.set(sep, func(s *iptables.ChainState) { *s = iptables.ChainState{} })
+	found := view.inspect()
+	for _, id := range []ruleset.ChainID{sep, before[0]} {
+		if _, doubted := found.Chains[id]; !doubted {
+			t.Errorf("%s is taken to be as it was", id)
+		}
+	}
+	h.proxier.Repair(found)
+	written := len(h.inputs)
+	h.sync()
+	if written := declared(h.inputs[written:]); !slices.Contains(written, before[0].String()) {
+		t.Errorf("%s was not written again, but %v", before[0], written)
+	}
+	clear(view.changes)
+	if found := view.inspect(); !found.IsNone() {
+		t.Errorf("after the repair: %+v", found)
+	}
+	view.set(sep, func(s *iptables.ChainState) { *s = iptables.ChainState{} })
+	if found := view.inspect(); len(found.Chains) != 1 {
+		t.Errorf("found %v, want only what is gone: the others have been seen before", found.Chains)
 	}
 }
 
