@@ -11,10 +11,16 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
+const cleanupUsage = `Removes every rule and chain of ours, in both families, and in both backends unless
+--iptables-backend names one. Nobody else's are touched. Stop the agent first: it would write
+them again. It needs root, or CAP_NET_ADMIN, and can be repeated.
+`
+
 // cleanUp removes every rule of ours from both families, and from both backends
 // unless one is named: rules may be left over from an agent that used the other one.
 func cleanUp(ctx context.Context, args []string, io streams) error {
 	o := newOptions("cleanup")
+	o.about = cleanupUsage
 	if _, err := o.parse(args, io); err != nil {
 		return err
 	}

@@ -16,10 +16,21 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/iptables"
 )
 
+const demoUsage = `Usage: miniproxy demo [FLAGS]
+       miniproxy demo --cleanup [NAME...]
+
+Builds two nodes, three pods and a client in network namespaces, runs the agent in both nodes,
+and shows which rules carry requests. It needs root, iptables, ip and curl, touches
+nothing outside of its namespaces, and takes them down at its end, also after Ctrl-C.
+
+Flags:
+`
+
 // runDemo shows the main job in network namespaces.
 func runDemo(ctx context.Context, args []string, io streams) error {
 	fs := pflag.NewFlagSet("demo", pflag.ContinueOnError)
 	fs.SetOutput(io.err)
+	fs.Usage = func() { fmt.Fprint(io.out, demoUsage, fs.FlagUsages()) }
 	keep := fs.Bool("keep", false, "Leave everything standing at the end, and say how to look around.")
 	cleanup := fs.Bool("cleanup", false, "Remove what --keep has left standing: all of it, or the demos that are named.")
 	step := fs.Bool("step", false, "Wait for Enter before each step.")

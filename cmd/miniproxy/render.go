@@ -16,10 +16,17 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
+const renderUsage = `Prints what the agent would write for manifests, as input of iptables-restore. It needs neither
+root nor a cluster:
+
+  miniproxy render -f examples --node n1
+`
+
 // renderManifests prints the iptables-restore input that the agent would write for
 // manifests. It needs neither root nor iptables nor a cluster.
 func renderManifests(_ context.Context, args []string, std streams) error {
 	o := newOptions("render")
+	o.about = renderUsage
 	files := o.set.StringArrayP("file", "f", nil, "File or directory of manifests, or - for standard input. May be given again.")
 	node := o.set.String("node", "", "Node to render for; the same as --hostname-override.")
 	family := o.set.String("family", "ipv4", "IP family: ipv4 or ipv6.")

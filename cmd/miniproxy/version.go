@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
 )
 
 // version is stamped by the build: -ldflags '-X main.version=v1.2.3'.
@@ -24,6 +25,10 @@ func versionName() string {
 
 // printVersion prints the version.
 func printVersion(_ context.Context, args []string, io streams) error {
+	if slices.Equal(args, []string{"--help"}) || slices.Equal(args, []string{"-h"}) {
+		fmt.Fprintln(io.out, "Usage: miniproxy version\n\nPrints the version. It has no flags.")
+		return nil
+	}
 	if len(args) > 0 {
 		return usageError{errors.New("version takes no arguments")}
 	}

@@ -72,7 +72,7 @@ func (f *Flags) addProcess() {
 	fs.StringVar(&f.config, "config", "", "Path of a KubeProxyConfiguration file (kubeproxy.config.k8s.io/v1alpha1). It replaces all flags that have a field in it, but for --hostname-override and the logging flags.")
 	fs.StringVar(&f.writeConfigTo, "write-config-to", "", "Write the configuration, defaults filled in, to this file and exit.")
 	fs.BoolVar(&f.cleanup, "cleanup", false, "Remove all rules and chains of ours, then exit.")
-	fs.BoolVar(&f.initOnly, "init-only", false, "Do only what needs full root (sysctls), then exit. Afterwards NET_ADMIN is enough to run.")
+	fs.BoolVar(&f.initOnly, "init-only", false, "Do only what needs full root (kernel modules, sysctls, and the rule that guards 127.0.0.0/8), then exit. Afterwards NET_ADMIN is enough to run.")
 	fs.Var(&f.version, "version", "Print the version and exit (--version, --version=raw), or report another one (--version=v1.2.3).")
 	fs.Lookup("version").NoOptDefVal = "true"
 	fs.StringVar(&f.hostnameOverride, "hostname-override", "", "Name of the Node this runs on. Default: the variable NODE_NAME, then the host's name.")
