@@ -127,7 +127,7 @@ func realSeams(ctx context.Context, fam model.Family, backend Backend, lockWait 
 		if backend == NFT {
 			return nftChainNames(ctx, fam, table)
 		}
-		return legacyChainNames(ctx, fam, table, chains.ListChains)
+		return seams.legacyChainNames(ctx, fam, table)
 	}
 	return seams, nil
 }
