@@ -33,7 +33,7 @@ func runDemo(ctx context.Context, args []string, io streams) error {
 	fs.Usage = func() { fmt.Fprint(io.out, demoUsage, fs.FlagUsages()) }
 	keep := fs.Bool("keep", false, "Leave everything standing at the end, and say how to look around.")
 	cleanup := fs.Bool("cleanup", false, "Remove what --keep has left standing: all of it, or the demos that are named.")
-	step := fs.Bool("step", false, "Wait for Enter before each step.")
+	step := fs.Bool("step", false, "Wait for Enter between two steps.")
 	backend := fs.String("iptables-backend", "auto", "Which iptables the agents use: nft, legacy or auto.")
 	asPod := fs.String("as-pod", "", "Be the web server of the pod of this name.")
 	listen := fs.String("listen", ":8080", "Where the web server of a pod listens.")
