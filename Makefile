@@ -114,7 +114,7 @@ image: ## build the container image IMAGE (miniproxy:dev); needs Docker
 	docker build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
 
 .PHONY: kind-up
-kind-up: image ## a kind cluster with miniproxy in the place of kube-proxy; needs Docker and kind
+kind-up: image ## a kind cluster with miniproxy in the place of kube-proxy; needs Docker and kubectl
 	IMAGE=$(IMAGE) hack/kind.sh up
 
 .PHONY: kind-e2e
