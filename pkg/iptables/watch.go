@@ -118,12 +118,25 @@ const nfHeader = 4
 // generation of the ruleset is its last.
 type transaction struct {
 	family model.Family
-	chains map[ruleset.ChainID]*ChainEdit
+	chains map[ruleset.ChainID]*chainNotices
 	hasher *ruleHasher
 }
 
+// chainNotices are the notifications about one chain.
+type chainNotices struct {
+	ChainEdit
+	// inPlace is like Balance, of hashes of the rules with their handles.
+	inPlace uint64
+}
+
+// isNothing reports whether each rule was replaced in its place by one that says the same.
+// So does iptables -Z, which sets counters to zero.
+func (c chainNotices) isNothing() bool {
+	return !c.Gone && c.Added > 0 && c.Added == c.Removed && c.inPlace == 0
+}
+
 func newTransaction(family model.Family, hasher *ruleHasher) *transaction {
-	return &transaction{family: family, chains: map[ruleset.ChainID]*ChainEdit{}, hasher: hasher}
+	return &transaction{family: family, chains: map[ruleset.ChainID]*chainNotices{}, hasher: hasher}
 }
 
 // add takes in a notification, and returns the transaction when it is complete.
@@ -151,34 +164,38 @@ func (t *transaction) touch(kind uint16, attributes []byte) {
 		t.chain(attributes, nftChains).Gone = true
 	case unix.NFT_MSG_NEWRULE:
 		edit := t.chain(attributes, nftRules)
-		_, content := t.hasher.rule(attributes)
+		handle, content := t.hasher.rule(attributes)
 		edit.Added++
 		edit.Balance += content
+		edit.inPlace += t.hasher.join(0, handle, content)
 	case unix.NFT_MSG_DELRULE:
 		edit := t.chain(attributes, nftRules)
-		_, content := t.hasher.rule(attributes)
+		handle, content := t.hasher.rule(attributes)
 		edit.Removed++
 		edit.Balance -= content
+		edit.inPlace -= t.hasher.join(0, handle, content)
 	}
 }
 
 // chain returns what is known of the chain that attributes name, or whose rule they are.
-func (t *transaction) chain(attributes []byte, object nftObject) *ChainEdit {
+func (t *transaction) chain(attributes []byte, object nftObject) *chainNotices {
 	name := readNFTName(attributes, object)
 	id := ruleset.ChainID{Table: ruleset.Table(name.table), Name: name.name}
 	edit := t.chains[id]
 	if edit == nil {
-		edit = &ChainEdit{ChainID: id}
+		edit = &chainNotices{ChainEdit: ChainEdit{ChainID: id}}
 		t.chains[id] = edit
 	}
 	return edit
 }
 
-// take returns the chains and forgets them.
+// take returns the chains that were changed, and forgets all.
 func (t *transaction) take() []ChainEdit {
 	edits := make([]ChainEdit, 0, len(t.chains))
 	for _, edit := range t.chains {
-		edits = append(edits, *edit)
+		if !edit.isNothing() {
+			edits = append(edits, edit.ChainEdit)
+		}
 	}
 	clear(t.chains)
 	slices.SortFunc(edits, func(a, b ChainEdit) int { return a.ChainID.Compare(b.ChainID) })

@@ -84,8 +84,13 @@ func TestWatch(t *testing.T) {
 			expect("the insertion of one rule", program, "nat/KUBE-SVC-A +1 -0")
 			asOther(t, program, "-t", "nat", "-R", "KUBE-SVC-A", "1", "-j", "ACCEPT")
 			expect("the replacement of one rule", program, "nat/KUBE-SVC-A +1 -1")
+			asOther(t, program, "-t", "nat", "-A", "KUBE-SVC-A", "-c", "5", "100", "-j", "RETURN")
+			expect("one more rule, with counters", program, "nat/KUBE-SVC-A +1 -0")
+			// These say nothing new and are not heard of.
 			asOther(t, program, "-t", "nat", "-R", "KUBE-SVC-A", "1", "-j", "ACCEPT")
-			expect("the replacement of one rule by itself", program, "nat/KUBE-SVC-A +1 -1 same")
+			asOther(t, program, "-t", "nat", "-Z", "KUBE-SVC-A")
+			asOther(t, program, "-t", "nat", "-Z")
+			expect("the zeroing of a table", program, "nat/PREROUTING +0 -0") // of its policy's counters
 			asOther(t, program, "-t", "nat", "-F", "KUBE-SERVICES")
 			expect("the flush of one chain", program, "nat/KUBE-SERVICES +0 -1")
 			asOther(t, other, "-t", "nat", "-N", "OF-THE-OTHER-FAMILY")
@@ -94,7 +99,7 @@ func TestWatch(t *testing.T) {
 			asOther(t, "nft", "flush", "chain", nftFamily(fam), "filter", "KUBE-FORWARD")
 			expect("a change by nft itself", "nft", "filter/KUBE-FORWARD +0 -1")
 			asOther(t, program, "-t", "nat", "-F")
-			expect("the flush of a table", program, "nat/KUBE-SVC-A +0 -2", "nat/PREROUTING +0 -1")
+			expect("the flush of a table", program, "nat/KUBE-SVC-A +0 -3", "nat/PREROUTING +0 -1")
 
 			stop()
 			if err := <-ended; err != nil {
