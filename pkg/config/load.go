@@ -65,8 +65,8 @@ func (f *Flags) fill(c *Config) error {
 		c.Raw = *f.raw.DeepCopy()
 		c.MinSyncPeriodSet = f.fs.Changed("iptables-min-sync-period")
 		c.ModeDefaulted = c.Raw.Mode == ""
-		c.warnOf(f.set(isForIPVS), "have no effect: they are for IPVS mode")
-		c.warnOf(f.set(isDeprecated), "are deprecated: use --healthz-bind-address and --metrics-bind-address")
+		c.warnOf(f.set(isForIPVS), "no effect here, for IPVS mode only")
+		c.warnOf(f.set(isDeprecated), "deprecated, use --healthz-bind-address and --metrics-bind-address")
 		return nil
 	}
 	file, err := readFile(f.config)
@@ -78,14 +78,14 @@ func (f *Flags) fill(c *Config) error {
 	c.ModeDefaulted = file.modeDefaulted
 	c.Warnings = file.warnings
 	copySetLogging(f, &c.Raw.Logging)
-	c.warnOf(f.set(func(name string) bool { return f.fields.Lookup(name) != nil }), "are ignored because of --config: set the fields in "+f.config)
+	c.warnOf(f.set(func(name string) bool { return f.fields.Lookup(name) != nil }), "ignored because of --config: set the fields in "+f.config)
 	return nil
 }
 
 // warnOf adds one warning about the flags, if there are any.
 func (c *Config) warnOf(flags []string, what string) {
 	if len(flags) > 0 {
-		c.Warnings = append(c.Warnings, strings.Join(flags, ", ")+" "+what)
+		c.Warnings = append(c.Warnings, strings.Join(flags, ", ")+": "+what)
 	}
 }
 

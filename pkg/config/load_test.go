@@ -393,11 +393,11 @@ func TestWarnings(t *testing.T) {
 		{name: "nothing wrong", args: quiet},
 		{name: "nothing said", want: []string{"clusterCIDR is not set", "nodePortAddresses is not set"}},
 		{name: "other modes' flags", args: append(quiet, "--ipvs-scheduler=rr", "--ipvs-sync-period=1s"), want: []string{
-			"--ipvs-scheduler, --ipvs-sync-period have no effect", "ipvs and nftables have no effect",
+			"--ipvs-scheduler, --ipvs-sync-period: no effect", "ipvs and nftables have no effect",
 		}},
-		{name: "deprecated flags", args: append(quiet, "--healthz-port=0"), want: []string{"--healthz-port are deprecated"}},
+		{name: "deprecated flags", args: append(quiet, "--healthz-port=0"), want: []string{"--healthz-port: deprecated"}},
 		{name: "flags beside a file", file: quietFile, args: []string{"--cluster-cidr=10.0.0.0/8", "--masquerade-all", "-v=1", "--hostname-override=n"}, want: []string{
-			"--cluster-cidr, --masquerade-all are ignored because of --config",
+			"--cluster-cidr, --masquerade-all: ignored because of --config",
 		}},
 		{name: "unknown fields are forgiven", file: quietFile + "iptables: {masqueradebit: 3}\nnewThing: 1\n", want: []string{
 			"iptables.masqueradebit: Forbidden: there is no such field", "newThing: Forbidden: there is no such field",
