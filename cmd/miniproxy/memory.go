@@ -9,7 +9,7 @@ import (
 // collection. The agent is idle most of the time and there is one on every node: what
 // it takes for good counts for more than the second that the start of a large cluster
 // lasts longer than with Go's 100.
-const gcPercent = 50
+const gcPercent = 30
 
 // saveMemory collects garbage earlier than Go does by default, unless GOGC says how.
 func saveMemory() {
