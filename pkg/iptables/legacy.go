@@ -51,10 +51,10 @@ func (s *Seams) legacyChainNames(ctx context.Context, fam model.Family, table ru
 		return nil, err
 	}
 	tables, err := legacyTables(fam)
-	if errors.Is(err, fs.ErrPermission) {
-		return s.listChains(ctx, table) // may create it; a rootless agent could not start otherwise
-	}
-	if err != nil || !slices.Contains(tables, table) {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		// To list it may create it; a rootless agent could not start otherwise.
+	case err != nil || !slices.Contains(tables, table):
 		return nil, err
 	}
 	return s.listChains(ctx, table)

@@ -12,13 +12,19 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
+// To look after the jump rules takes at most one part in jumpShare of the time, and is put
+// off for mostJumpPeriods at the most: on the legacy backend each look copies the whole
+// table. The canary, which looks by the same commands, keeps to the same.
+const (
+	jumpShare       = 100
+	mostJumpPeriods = 10
+)
+
 // jumpsWereMissing looks after the jump rules from time to time, and reports whether
 // some had been removed.
 func (p *Proxier) jumpsWereMissing(ctx context.Context) bool {
-	// On the legacy backend a look at a chain copies the whole table. Where that is dear
-	// jump rules are looked at for at most a hundredth of the time.
 	period := p.settings.JumpPeriod
-	if time.Since(p.jumpsChecked) < max(period, min(100*p.jumpsCost, 10*period)) {
+	if time.Since(p.jumpsChecked) < max(period, min(jumpShare*p.jumpsCost, mostJumpPeriods*period)) {
 		return false
 	}
 	missing, err := p.ensureJumps(ctx)
@@ -79,8 +85,8 @@ func (p *Proxier) ensureTargets(ctx context.Context) error {
 }
 
 // ensureJumps makes sure that packets find their way into the chains, and reports
-// whether some could not before. After the first full write this is the moment from
-// which the rules count.
+// whether some could not before. Where this comes after the first full write, it is the
+// moment from which the rules count.
 func (p *Proxier) ensureJumps(ctx context.Context) (missing bool, err error) {
 	start := time.Now()
 	for _, id := range render.SharedChains() {

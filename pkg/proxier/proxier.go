@@ -123,7 +123,8 @@ type Settings struct {
 	Chunk int
 	// JumpsFirst says that a full sync begins with the jump rules, and does not end with them.
 	JumpsFirst bool
-	// JumpPeriod is how long the jump rules are trusted to stand where they were put.
+	// JumpPeriod is how long the jump rules are trusted to stand where they were put, longer
+	// where it is dear to look.
 	JumpPeriod time.Duration
 }
 
