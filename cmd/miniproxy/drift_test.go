@@ -74,7 +74,7 @@ func newDriftNode(t *testing.T, backend iptables.Backend) *driftNode {
 	cmd := n.command()
 	n.start(cmd)
 	n.agent = cmd.Process
-	awaitFailover(t, "the agent is ready", func() bool {
+	eventually(t, "the agent is ready", func() bool {
 		_, err := page(t, n.Node, "http://127.0.0.1:10256/readyz")
 		return err == nil
 	})
@@ -169,7 +169,7 @@ func (n *driftNode) looks() int {
 func (n *driftNode) awaitLooks(more int) {
 	n.t.Helper()
 	before := n.looks()
-	awaitFailover(n.t, "the rules are looked at", func() bool { return n.looks() >= before+more })
+	eventually(n.t, "the rules are looked at", func() bool { return n.looks() >= before+more })
 }
 
 // damages are what can be done to the rules. SVC and SEP stand for chains of the Service
@@ -224,17 +224,17 @@ func (n *driftNode) repairs(family model.Family, cmds []string, chains *strings.
 	}
 	if slices.ContainsFunc(cmds, func(cmd string) bool { return strings.Contains(cmd, "REJECT") }) {
 		reject := "-A FORWARD -j REJECT"
-		awaitFailover(n.t, "the jumps stand before what ends the chain", func() bool {
+		eventually(n.t, "the jumps stand before what ends the chain", func() bool {
 			rules := n.rules(family)
 			return strings.Index(rules, reject) > strings.LastIndex(rules, "-A FORWARD -m")
 		})
 		n.as(n.program(family, ""), "-w", "-t", "filter", "-D", "FORWARD", "-j", "REJECT")
 	}
-	awaitFailover(n.t, "the rules are what they were", func() bool { return n.rules(family) == want })
+	eventually(n.t, "the rules are what they were", func() bool { return n.rules(family) == want })
 	if kind == "" || len(cmds) > 1 {
 		return
 	}
-	awaitFailover(n.t, "the log says "+kind, func() bool { return strings.Contains(n.said.String()[said:], "nat/"+kind) })
+	eventually(n.t, "the log says "+kind, func() bool { return strings.Contains(n.said.String()[said:], "nat/"+kind) })
 	if by := "by=\"" + n.program(family, "") + " (pid"; n.backend == iptables.NFT && !strings.Contains(n.said.String()[said:], by) {
 		n.t.Errorf("the log does not say %s", by)
 	}
@@ -330,7 +330,7 @@ func (n *driftNode) awaitSyncs(more int) {
 		return least
 	}
 	before := count()
-	awaitFailover(n.t, "the agent syncs", func() bool { now := count(); return now < 1<<30 && now >= before%(1<<30)+more })
+	eventually(n.t, "the agent syncs", func() bool { now := count(); return now < 1<<30 && now >= before%(1<<30)+more })
 }
 
 // TestMissedNoticesAreMadeUpFor has the kernel lose the notice of an edit: the agent is
@@ -360,8 +360,8 @@ func TestMissedNoticesAreMadeUpFor(t *testing.T) {
 	if err := n.agent.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	awaitFailover(t, "the rules are what they were", func() bool { return n.rules(model.IPv4) == want })
-	awaitFailover(t, "the log says that it is not known who it was", func() bool {
+	eventually(t, "the rules are what they were", func() bool { return n.rules(model.IPv4) == want })
+	eventually(t, "the log says that it is not known who it was", func() bool {
 		return strings.Contains(n.said.String(), `by="unknown" chains=1 first=["nat/`+chain+` flushed"]`)
 	})
 	if strings.Count(n.said.String(), "Wrote all rules") > len(model.Families) {
@@ -374,11 +374,11 @@ func TestTwoAgentsNoticeEachOther(t *testing.T) {
 	n := newDriftNode(t, iptables.NFT)
 	n.start(n.command("--healthz-bind-address=", "--metrics-bind-address=127.0.0.1:10248"))
 	for _, what := range []string{"Another proxy seems to run on this node", "A fight about the rules"} {
-		awaitFailover(t, what, func() bool { return strings.Contains(n.said.String(), what) })
+		eventually(t, what, func() bool { return strings.Contains(n.said.String(), what) })
 	}
 	waits := regexp.MustCompile(`miniproxy_repair_wait_seconds\{ip_family="IPv[46]"\} [1-9]`)
 	// Which of the two is the first to wait is chance.
-	awaitFailover(t, "the metrics say that repairs wait", func() bool {
+	eventually(t, "the metrics say that repairs wait", func() bool {
 		for _, port := range []string{"10248", "10249"} {
 			if text, err := page(t, n.Node, "http://127.0.0.1:"+port+"/metrics"); err == nil && waits.MatchString(text) {
 				return true

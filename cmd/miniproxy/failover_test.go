@@ -117,7 +117,7 @@ func startFailoverAgent(t *testing.T, node *lab.Node, manifests string) {
 			t.Logf("the agent said:\n%s", &said)
 		}
 	})
-	awaitFailover(t, "the agent is ready", func() bool {
+	eventually(t, "the agent is ready", func() bool {
 		_, err := page(t, node, "http://127.0.0.1:10256/readyz")
 		return err == nil
 	})
@@ -142,8 +142,8 @@ func page(t *testing.T, host *lab.Node, url string) (string, error) {
 	return string(text), err
 }
 
-// awaitFailover waits until a condition holds.
-func awaitFailover(t *testing.T, what string, holds func() bool) {
+// eventually waits until a condition holds.
+func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -233,7 +233,7 @@ func TestAgentFailsOver(t *testing.T) {
 			})
 		}
 	}
-	awaitFailover(t, "every client waits for the dead pod", func() bool {
+	eventually(t, "every client waits for the dead pod", func() bool {
 		return len(failures) > 0 || waitingFor(t, node, a) == 2*callers
 	})
 	write(failoverManifests(b))

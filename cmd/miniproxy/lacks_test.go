@@ -11,7 +11,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -67,22 +66,7 @@ func unknownTo(word string) string {
 type degradedAgent struct {
 	host *lab.Host
 	cmd  *exec.Cmd
-
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-// Write implements io.Writer.
-func (a *degradedAgent) Write(p []byte) (int, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.text.Write(p)
-}
-
-func (a *degradedAgent) said() string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.text.String()
+	said logText
 }
 
 // startDegraded runs the agent with some programs until stop is called.
@@ -93,7 +77,7 @@ func startDegraded(t *testing.T, host *lab.Host, backend iptables.Backend, progr
 		"run", "--hostname-override=n1", "--iptables-backend=" + string(backend), "--cluster-cidr=10.244.0.0/16,fd00:244::/48",
 		"--conntrack-max-per-core=0", "--oom-score-adj=0", "--iptables-sync-period=1s"}, args...)...)
 	a.cmd.Env = append(os.Environ(), "PATH="+programs+":"+os.Getenv("PATH"))
-	a.cmd.Stdout, a.cmd.Stderr = a, a
+	a.cmd.Stdout, a.cmd.Stderr = &a.said, &a.said
 	if err := a.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +87,7 @@ func startDegraded(t *testing.T, host *lab.Host, backend iptables.Backend, progr
 func (a *degradedAgent) stop(t *testing.T) {
 	t.Helper()
 	if err := errors.Join(a.cmd.Process.Signal(syscall.SIGTERM), a.cmd.Wait()); err != nil || t.Failed() {
-		t.Errorf("agent: %v; it said:\n%s", err, a.said())
+		t.Errorf("agent: %v; it said:\n%s", err, a.said.String())
 	}
 }
 
@@ -225,7 +209,7 @@ func (a *degradedAgent) mustLack(t *testing.T, node *lab.Node, want ...string) {
 				t.Errorf("the metrics do not say %s", line)
 			}
 			said := regexp.MustCompile(fmt.Sprintf(`lacks a feature; doing without".* family="%v" feature="%s"`, family, f.Name))
-			if got := len(said.FindAllString(a.said(), -1)); got != 1-there {
+			if got := len(said.FindAllString(a.said.String(), -1)); got != 1-there {
 				t.Errorf("%v %s: the log says that it is missing %d times, want %d", family, f.Name, got, 1-there)
 			}
 		}
@@ -239,7 +223,7 @@ func (a *degradedAgent) mustLack(t *testing.T, node *lab.Node, want ...string) {
 func awaitCanaries(t *testing.T, host *lab.Host, backend iptables.Backend) {
 	t.Helper()
 	for _, program := range []string{"iptables", "ip6tables"} {
-		awaitFailover(t, "the canaries of "+program, func() bool {
+		eventually(t, "the canaries of "+program, func() bool {
 			saved, err := host.Run(t.Context(), program+"-"+string(backend)+"-save")
 			return err == nil && strings.Count(saved, "-A KUBE-PROXY-CANARY ") == 3
 		})
@@ -297,13 +281,13 @@ func TestAgentWithoutDNAT(t *testing.T) {
 					t.Errorf("%s has rules: %t, want %t", program, got, want)
 				}
 			}
-			if want := "One IP family is not supported here"; !strings.Contains(agent.said(), want) {
-				t.Errorf("the agent does not say %q:\n%s", want, agent.said())
+			if want := "One IP family is not supported here"; !strings.Contains(agent.said.String(), want) {
+				t.Errorf("the agent does not say %q:\n%s", want, agent.said.String())
 			}
 			agent = startDegraded(t, host, backend, lackingPrograms(t, backend, model.Families[:], "-j DNAT"), "--manifests="+manifests)
 			err = agent.cmd.Wait()
-			if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != exitFailed || !strings.Contains(agent.said(), "of neither family") {
-				t.Errorf("without both: got %v:\n%s", err, agent.said())
+			if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != exitFailed || !strings.Contains(agent.said.String(), "of neither family") {
+				t.Errorf("without both: got %v:\n%s", err, agent.said.String())
 			}
 		})
 	}

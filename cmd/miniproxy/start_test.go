@@ -46,14 +46,14 @@ func TestAgentStartsUnderLock(t *testing.T) {
 	stopped := startDegraded(t, host, iptables.Legacy, "/nowhere", "--manifests="+manifests)
 	agent := startDegraded(t, host, iptables.Legacy, "/nowhere", "--manifests="+manifests)
 	for _, a := range []*degradedAgent{stopped, agent} {
-		awaitFailover(t, "the agent waits for the tables", func() bool { return strings.Contains(a.said(), waitsForTables) })
+		eventually(t, "the agent waits for the tables", func() bool { return strings.Contains(a.said.String(), waitsForTables) })
 	}
 	stopped.stop(t) // with exit status 0
 	unlock()
 	awaitReady(t, host)
 	agent.stop(t)
-	if got := strings.Count(agent.said(), waitsForTables); got != 1 {
-		t.Errorf("the agent says %d times that it waits, want once:\n%s", got, agent.said())
+	if got := strings.Count(agent.said.String(), waitsForTables); got != 1 {
+		t.Errorf("the agent says %d times that it waits, want once:\n%s", got, agent.said.String())
 	}
 	mustHaveNo(t, host, iptables.Legacy)
 }
@@ -121,7 +121,7 @@ func TestInitOnly(t *testing.T) {
 				for range 2 { // a pod may be started again
 					agent := startDegraded(t, host, backend, programs, append(test.args, "--init-only")...)
 					if err := agent.cmd.Wait(); err != nil {
-						t.Fatalf("%v:\n%s", err, agent.said())
+						t.Fatalf("%v:\n%s", err, agent.said.String())
 					}
 				}
 				if got, err := host.Run(t.Context(), "cat", routeLocalnet); err != nil || strings.TrimSpace(got) != test.want {
