@@ -98,7 +98,7 @@ func leftovers(ctx context.Context, family model.Family, backend iptables.Backen
 func (o *options) want(cluster *view, kernel *iptables.Runner, found abilities) (audit.Want, error) {
 	can := found.can[kernel.Family()]
 	snapshot := cluster.snapshot(kernel.Family())
-	opts, err := o.renderingHere(cluster.config, kernel.Backend(), can, snapshot.Node, found.host)
+	opts, err := o.renderingHere(cluster.config, can, snapshot.Node, found.host)
 	if err != nil {
 		return audit.Want{}, err
 	}

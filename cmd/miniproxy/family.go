@@ -154,7 +154,7 @@ func (f *familyAgent) recordPending() {
 
 // rendering says what the configuration means on the node and host as they are now.
 func (f *familyAgent) rendering(node model.NodeFacts) (render.Options, error) {
-	opts, err := f.options.renderingHere(f.config, f.kernel.Backend(), f.can, node, f.host)
+	opts, err := f.options.renderingHere(f.config, f.can, node, f.host)
 	if f.noLoopback {
 		opts.NodePorts.Loopback = false
 	}

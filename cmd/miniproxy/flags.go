@@ -37,31 +37,29 @@ func newOptions(command string) *options {
 	o.set.StringVar(&o.backend, "iptables-backend", "auto", "Where the kernel keeps the rules: nft, legacy, or auto for the one that the rest of the node uses.")
 	o.set.IntVar(&o.flatDispatch, "flat-dispatch-limit", render.DefaultFlatDispatch, "Entries up to which KUBE-SERVICES, KUBE-NODEPORTS and their like are one flat chain; above, each is a tree.")
 	o.set.IntVar(&o.flatBalance, "flat-balance-limit", render.DefaultFlatBalance, "Endpoints up to which a Service port's chain is flat; above, the endpoints are in groups.")
-	o.set.IntVar(&o.commentLimit, "legacy-comment-limit", render.DefaultCommentLimit, "Endpoints, of all Services, up to which the rules in Service ports' chains have comments on the legacy backend, where they make every change dearer. There is no limit on nft.")
+	o.set.IntVar(&o.commentLimit, "comment-limit", render.DefaultCommentLimit, "Endpoints, of all Services, up to which the rules in Service ports' chains have comments; above, they would make every change and every connection dearer. The rules that lead there always have them.")
 	o.set.BoolVar(&o.dropEstablished, "conntrack-drop-established-on-endpoint-removal", false, "Also cut established TCP connections to endpoints that were removed. Default: only those still waiting for an answer are led elsewhere.")
 	return o
 }
 
 // rendering is what the configuration means for one family on the node and host.
-func (o *options) rendering(c *config.Config, backend iptables.Backend, family model.Family, node model.NodeFacts, host proxier.Host) render.Options {
+func (o *options) rendering(c *config.Config, family model.Family, node model.NodeFacts, host proxier.Host) render.Options {
 	opts := proxier.Options(c, family, node, host)
-	if backend == iptables.Legacy {
-		opts.CommentLimit = o.commentLimit
-	}
+	opts.CommentLimit = o.commentLimit
 	opts.FlatDispatch, opts.FlatBalance = o.flatDispatch, o.flatBalance
 	return opts
 }
 
 // renderingHere is rendering with the addresses that the host has now, and without what
 // a family's kernel lacks. The agent and diff both ask it.
-func (o *options) renderingHere(c *config.Config, backend iptables.Backend, can *capabilities, node model.NodeFacts, host proxier.Host) (render.Options, error) {
+func (o *options) renderingHere(c *config.Config, can *capabilities, node model.NodeFacts, host proxier.Host) (render.Options, error) {
 	addresses, err := hostAddresses()
 	if err != nil {
 		return render.Options{}, err
 	}
 	host = can.host(host)
 	host.Addresses = addresses
-	return o.rendering(c, backend, can.kernel.Family(), node, host).Without(can.lacks(), addresses), nil
+	return o.rendering(c, can.kernel.Family(), node, host).Without(can.lacks(), addresses), nil
 }
 
 // parse reads a command line. Everything that is wrong with it, or with the
@@ -84,7 +82,7 @@ func (o *options) parse(args []string, io streams) (*config.Config, error) {
 		return nil, usageError{fmt.Errorf("unexpected argument %q; see %s --help", o.set.Arg(0), o.set.Name())}
 	}
 	c, err := o.config.Config()
-	if err := errors.Join(err, atLeastOne("flat-dispatch-limit", o.flatDispatch), atLeastOne("flat-balance-limit", o.flatBalance), atLeastOne("legacy-comment-limit", o.commentLimit)); err != nil {
+	if err := errors.Join(err, atLeastOne("flat-dispatch-limit", o.flatDispatch), atLeastOne("flat-balance-limit", o.flatBalance), atLeastOne("comment-limit", o.commentLimit)); err != nil {
 		return nil, usageError{err}
 	}
 	return c, nil

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/miniproxy/miniproxy/pkg/config"
-	"github.com/miniproxy/miniproxy/pkg/iptables"
 	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/proxier"
 	"github.com/miniproxy/miniproxy/pkg/render"
@@ -98,7 +97,7 @@ func (o *options) renderObjects(c *config.Config, family model.Family, objects c
 		RandomFully:  true,
 		TCPBeLiberal: c.Conntrack.TCPBeLiberal,
 	}
-	return render.Snapshot(snapshot, o.rendering(c, iptables.NFT, family, snapshot.Node, host))
+	return render.Snapshot(snapshot, o.rendering(c, family, snapshot.Node, host))
 }
 
 func localhost(family model.Family) netip.Addr {

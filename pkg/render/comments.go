@@ -13,12 +13,20 @@ const DefaultCommentLimit = 1000
 // For returns the options for a snapshot. They say whether it has more endpoints than
 // there shall be comments for.
 func (o Options) For(s model.Snapshot) Options {
-	endpoints := 0
-	for _, e := range s.Endpoints {
-		endpoints += len(e)
-	}
-	o.Bare = o.CommentLimit > 0 && endpoints > o.CommentLimit
+	o.Bare = o.CommentLimit > 0 && hasMoreEndpoints(s, o.CommentLimit)
 	return o
+}
+
+// hasMoreEndpoints reports whether a snapshot has more endpoints than that. It stops
+// counting there: every sync asks.
+func hasMoreEndpoints(s model.Snapshot, limit int) bool {
+	n := 0
+	for _, endpoints := range s.Endpoints {
+		if n += len(endpoints); n > limit {
+			return true
+		}
+	}
+	return false
 }
 
 // uncomment takes the comments off the rules of a Service port's chain, if they shall

@@ -42,8 +42,10 @@ type Options struct {
 	// flat; above, the endpoints are in groups. 0 means DefaultFlatBalance.
 	FlatBalance int
 	// CommentLimit is the number of endpoints, of all Services, up to which the rules in
-	// Service ports' chains have comments; 0 for no limit. On the legacy backend the
-	// kernel copies the whole table at each change, and comments are two thirds of it.
+	// Service ports' chains have comments; 0 for no limit. The legacy kernel copies the whole
+	// table at each change, and comments are two thirds of it. The nft kernel visits all
+	// rules at each change, and a packet those in its way: a comment is a piece of memory
+	// more for each of them.
 	CommentLimit int
 	// Bare says that there are more endpoints than that; For sets it.
 	Bare bool
