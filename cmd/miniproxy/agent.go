@@ -232,14 +232,7 @@ func needsPodCIDR(c *config.Config, node *corev1.Node) bool {
 }
 
 // hasBegun reports whether the rules may be written.
-func (a *agent) hasBegun() bool {
-	select {
-	case <-a.begun:
-		return true
-	default:
-		return false
-	}
-}
+func (a *agent) hasBegun() bool { return isClosed(a.begun) }
 
 // servers are the pages that the agent shows.
 func (a *agent) servers() []httpserver.Server {

@@ -44,6 +44,7 @@ func letAgentWrite(t *testing.T, host *lab.Host, backend iptables.Backend) {
 		}
 	}()
 	awaitReady(t, host)
+	awaitCanaries(t, host, backend)
 }
 
 // awaitReady waits until the agent on a host has written everything.

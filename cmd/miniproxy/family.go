@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -48,6 +49,9 @@ type familyAgent struct {
 	flows *conntrack.Cleaner
 	// drift has repaired what others change.
 	drift *drift
+	// tried is closed by firstTry, when the first sync has ended.
+	tried    chan struct{}
+	firstTry func()
 	// failover frees TCP connections that wait for an endpoint that has left.
 	failover *conntrack.Failover
 }
@@ -59,14 +63,16 @@ func newFamilyAgent(a *agent, kernel *iptables.Runner, can *capabilities) *famil
 		kernel:      kernel,
 		can:         can,
 		told:        map[string]bool{},
+		tried:       make(chan struct{}),
 		tracker:     tracker.New(kernel.Family(), a.config.NodeName),
 		healthPorts: health.NewServices(a.health.Healthy, a.reportHealthPort),
 		flows:       conntrack.New(kernel.Family(), conntrack.Kernel{}, a.metrics),
 		failover:    conntrack.NewFailover(kernel.Family(), conntrack.Kernel{}, a.metrics, a.options.dropEstablished),
 	}
-	settings := proxier.Settings{Chunk: proxier.ChunkNFT, JumpPeriod: a.config.SyncPeriod}
+	f.firstTry = sync.OnceFunc(func() { close(f.tried) })
+	settings := proxier.Settings{Chunk: proxier.ChunkNFT, Parallel: min(runtime.GOMAXPROCS(0), proxier.ParallelNFT), JumpPeriod: a.config.SyncPeriod}
 	if kernel.Backend() == iptables.Legacy {
-		settings.Chunk, settings.JumpsFirst = proxier.ChunkLegacy, true
+		settings.Chunk, settings.Parallel, settings.JumpsFirst = proxier.ChunkLegacy, 1, true
 	}
 	f.proxier = proxier.New(f.family, f, recordingKernel{kernel, a}, settings, f.rendering, f)
 	f.runner = proxier.NewRunner(f.sync, pace(a.config))
@@ -111,12 +117,49 @@ func (f *familyAgent) run(ctx context.Context) error {
 	watch := canary.New(f.canaries(), f.config.SyncPeriod, f.touched)
 	var parts sync.WaitGroup
 	var err error
-	parts.Go(func() { err = watch.Run(ctx) })
-	parts.Go(func() { f.drift.run(ctx, watch) })
+	parts.Go(func() {
+		f.untilWorthWatching(ctx)
+		err = watch.Run(ctx)
+	})
+	parts.Go(func() {
+		f.untilWorthWatching(ctx)
+		f.drift.run(ctx, watch)
+	})
 	parts.Go(func() { f.healthPorts.Run(ctx) })
 	f.runner.Run(ctx)
 	parts.Wait()
 	return err
+}
+
+// untilWorthWatching waits for the first sync of every family. On nft the kernel would tell
+// of each rule, of whichever family, and the programs that make the canaries need the CPUs,
+// too. What others do meanwhile is found by the look that follows. On legacy the kernel
+// tells nothing, and to make the canaries is dearer with each rule that there is.
+func (f *familyAgent) untilWorthWatching(ctx context.Context) {
+	if f.kernel.Backend() == iptables.Legacy {
+		return
+	}
+	for _, each := range f.families {
+		select {
+		case <-ctx.Done():
+			return
+		case <-each.tried:
+		}
+	}
+}
+
+// haveTried reports whether the first sync of every family has ended.
+func (a *agent) haveTried() bool {
+	return !slices.ContainsFunc(a.families, func(f *familyAgent) bool { return !isClosed(f.tried) })
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // queue asks for a sync.
@@ -179,7 +222,8 @@ func hostAddresses() ([]netip.Addr, error) {
 // Synced implements proxier.Observer.
 func (f *familyAgent) Synced(ctx context.Context, r proxier.Result) {
 	f.record(r)
-	if r.Full {
+	f.firstTry()
+	if r.Full && f.haveTried() {
 		returnMemory()
 	}
 	if r.Err != nil {

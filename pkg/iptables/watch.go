@@ -42,7 +42,7 @@ type ChainEdit struct {
 }
 
 // watchBuffer is how many bytes of notifications the kernel keeps for the agent. A
-// transaction of 1,200 chains makes several thousand.
+// transaction of 600 chains makes several thousand.
 const watchBuffer = 32 << 20
 
 // Watch calls each for every transaction of somebody else that changed the family's

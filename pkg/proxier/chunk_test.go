@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/miniproxy/miniproxy/pkg/iptables"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
@@ -17,19 +20,18 @@ var errCrash = errors.New("the process has ended")
 // crashingKernel is a kernel whose agent ends after some transactions.
 type crashingKernel struct {
 	*host
-	left int
+	left atomic.Int64
 }
 
 func (k *crashingKernel) Restore(ctx context.Context, input []byte) error {
-	if k.left == 0 {
+	if k.left.Add(-1) < 0 {
 		return errCrash
 	}
-	k.left--
 	return k.host.Restore(ctx, input)
 }
 
 func (k *crashingKernel) EnsureJumps(ctx context.Context, hooks []ruleset.Hook) ([]iptables.Change, error) {
-	if k.left == 0 {
+	if k.left.Load() <= 0 {
 		return nil, errCrash
 	}
 	return k.host.EnsureJumps(ctx, hooks)
@@ -58,24 +60,28 @@ func TestCrashBetweenChunks(t *testing.T) {
 		// before says whether a full sync has gone before, and all whether the one that is
 		// cut off writes everything.
 		before, all bool
+		parallel    int
 	}{
-		{"first sync", false, true},
-		{"many changes", true, false},
-		{"everything again, with many changes", true, true},
+		{"first sync", false, true, 1},
+		{"first sync, three at a time", false, true, 3},
+		{"many changes", true, false, 1},
+		{"everything again, with many changes", true, true, 1},
+		{"everything again, with many changes, three at a time", true, true, 3},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			for crashAfter := 0; ; crashAfter++ {
+			for crashAfter := int64(0); ; crashAfter++ {
 				h := newHost(t)
 				h.options.FlatDispatch = 10
-				h.proxier.settings.Chunk = chunk
+				h.proxier.settings.Chunk, h.proxier.settings.Parallel = chunk, test.parallel
 				h.fill(services)
 				if test.before {
 					h.sync()
 					change(h)
 				}
 				before := h.rules()
-				k := &crashingKernel{host: h, left: crashAfter}
+				k := &crashingKernel{host: h}
+				k.left.Store(crashAfter)
 				h.proxier.kernel = k
 				if test.all {
 					h.proxier.ForceFull("a test")
@@ -153,4 +159,62 @@ func TestChangesBetweenChunks(t *testing.T) {
 	if inputs := h.takeInputs(); len(inputs) > 0 {
 		t.Errorf("the sync after it wrote\n%s", inputs)
 	}
+}
+
+// TestChangesWhileChunksAreUnderWay: a Service changes while its rules are under way in a
+// transaction that takes long. The older ones do not come out on top.
+func TestChangesWhileChunksAreUnderWay(t *testing.T) {
+	const services, chunk = 60, 10
+	h := newHost(t)
+	h.proxier.settings.Chunk, h.proxier.settings.Parallel = chunk, 3
+	h.fill(services)
+	h.sync()
+	h.proxier.ForceFull("a test")
+	slow := &slowSecondKernel{host: h}
+	changed := false
+	h.afterRestore = func() {
+		if names := slow.underWay(); len(names) > 0 && !changed {
+			changed = true
+			h.tracker.EndpointSliceChanged(nil, newSlice(names[0], "10.244.3.1"))
+		}
+	}
+	h.proxier.kernel = slow
+	if err := h.proxier.Sync(h.context()); err != nil {
+		t.Fatal(err)
+	}
+	h.mustEqualFresh()
+	if changed && !h.holds("10.244.3.1:8080") {
+		t.Error("the change is not there")
+	}
+	if !changed {
+		t.Error("no transaction ended while the second one was under way, so that nothing was tested")
+	}
+}
+
+// slowSecondKernel is a kernel where the second transaction takes long.
+type slowSecondKernel struct {
+	*host
+	restores atomic.Int64
+	second   atomic.Pointer[[]byte]
+}
+
+func (k *slowSecondKernel) Restore(ctx context.Context, input []byte) error {
+	if k.restores.Add(1) == 2 {
+		k.second.Store(&input)
+		time.Sleep(50 * time.Millisecond)
+		k.second.Store(nil)
+	}
+	return k.host.Restore(ctx, input)
+}
+
+// underWay are the names of Services in the second transaction, while it takes.
+func (k *slowSecondKernel) underWay() (names []string) {
+	input := k.second.Load()
+	if input == nil {
+		return nil
+	}
+	for _, m := range regexp.MustCompile(`ns1/(s[0-9]+):`).FindAllSubmatch(*input, -1) {
+		names = append(names, string(m[1]))
+	}
+	return names
 }

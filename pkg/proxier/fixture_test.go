@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,6 +39,8 @@ type host struct {
 	proxier *Proxier
 	options render.Options
 
+	// mu is held by each restore, and what is called after it.
+	mu sync.Mutex
 	// inputs are the restore inputs since the last call of takeInputs.
 	inputs []string
 	// afterRestore is called after every restore.
@@ -78,6 +81,8 @@ func (h *host) restart() {
 
 // Restore implements Kernel.
 func (h *host) Restore(ctx context.Context, input []byte) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.inputs = append(h.inputs, string(input))
 	err := h.runner.Restore(ctx, input)
 	if h.afterRestore != nil {

@@ -3,6 +3,7 @@ package proxier
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/miniproxy/miniproxy/pkg/iptables"
@@ -171,7 +172,7 @@ type inspection struct {
 func (p *Proxier) beginInspection(table ruleset.Table) (*inspection, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	i := &inspection{p: p, table: table, writes: p.counted.writes}
+	i := &inspection{p: p, table: table, writes: p.counted.writes.Load()}
 	i.found = Damage{Chains: map[ruleset.ChainID]Edit{}, At: time.Now()}
 	return i, !p.doubt.isRaised()
 }
@@ -232,7 +233,7 @@ func (i *inspection) findMissing(names []string) error {
 }
 
 func (i *inspection) isCurrent() bool {
-	return i.p.counted.writes == i.writes && !i.p.doubt.isRaised()
+	return i.p.counted.writes.Load() == i.writes && !i.p.doubt.isRaised()
 }
 
 // Written is what a table should hold of what was written, as a number of entries by
@@ -245,18 +246,18 @@ func (p *Proxier) Written(table ruleset.Table) (entries int, writes uint64, sett
 	}
 	defer p.mu.Unlock()
 	// A chain has its name and its end for entries beside its rules.
-	return p.ledger.rules[table] + 2*len(p.ledger.chains[table]), p.counted.writes, !p.doubt.isRaised()
+	return p.ledger.rules[table] + 2*len(p.ledger.chains[table]), p.counted.writes.Load(), !p.doubt.isRaised()
 }
 
 // countedKernel counts what was written.
 type countedKernel struct {
 	Kernel
-	writes uint64
+	writes atomic.Uint64
 }
 
 // Restore implements Kernel.
 func (k *countedKernel) Restore(ctx context.Context, input []byte) error {
-	k.writes++
+	k.writes.Add(1)
 	return k.Kernel.Restore(ctx, input)
 }
 
@@ -264,7 +265,7 @@ func (k *countedKernel) Restore(ctx context.Context, input []byte) error {
 func (k *countedKernel) EnsureChain(ctx context.Context, id ruleset.ChainID) (created bool, err error) {
 	created, err = k.Kernel.EnsureChain(ctx, id)
 	if created || err != nil {
-		k.writes++
+		k.writes.Add(1)
 	}
 	return created, err
 }
@@ -273,7 +274,7 @@ func (k *countedKernel) EnsureChain(ctx context.Context, id ruleset.ChainID) (cr
 func (k *countedKernel) EnsureJumps(ctx context.Context, hooks []ruleset.Hook) ([]iptables.Change, error) {
 	changes, err := k.Kernel.EnsureJumps(ctx, hooks)
 	if len(changes) > 0 || err != nil {
-		k.writes++
+		k.writes.Add(1)
 	}
 	return changes, err
 }

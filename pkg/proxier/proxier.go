@@ -121,6 +121,9 @@ type Proxier struct {
 type Settings struct {
 	// Chunk is how many chains go into one transaction at most: ChunkNFT or ChunkLegacy.
 	Chunk int
+	// Parallel is how many transactions may be under way at a time: more than one only if
+	// one of them is small, and they need not wait for each other.
+	Parallel int
 	// JumpsFirst says that a full sync begins with the jump rules, and does not end with them.
 	JumpsFirst bool
 	// JumpPeriod is how long the jump rules are trusted to stand where they were put, longer
@@ -254,7 +257,7 @@ func (p *Proxier) newWriter(full bool) *writer {
 		p.units = newUnits()
 		p.dispatcher = render.NewDispatcher()
 	}
-	return newWriter(p.kernel, p.settings.Chunk, p.ledger)
+	return newWriter(p.kernel, p.settings, p.ledger)
 }
 
 // maxTriggers bounds what is remembered of changes while no sync succeeds, which can

@@ -39,7 +39,7 @@ func TestRandomRefusals(t *testing.T) {
 				c.proxier.ForceFull("a test")
 			}
 			k.namesLine = c.IntN(2) == 0
-			c.proxier.settings.Chunk = 1 + c.IntN(20)
+			c.proxier.settings.Chunk, c.proxier.settings.Parallel = 1+c.IntN(20), 1+c.IntN(3)
 			time.Sleep(time.Duration(c.IntN(10)) * time.Second)
 			if c.IntN(10) == 0 {
 				c.kernel.SetLocked(true)

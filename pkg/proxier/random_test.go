@@ -92,7 +92,7 @@ func (c *cluster) follow() {
 	c.t.Helper()
 	failed := false
 	for range 10 {
-		c.proxier.settings.Chunk = 1 + c.IntN(20)
+		c.proxier.settings.Chunk, c.proxier.settings.Parallel = 1+c.IntN(20), 1+c.IntN(3)
 		before := c.rules()
 		var states []ruleset.Ruleset
 		switch c.IntN(5) { // it takes long

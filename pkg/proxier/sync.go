@@ -1,6 +1,7 @@
 package proxier
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -16,7 +17,8 @@ import (
 // syncProxyRules renders what may have changed and writes what did, bottom-up: what
 // others jump to, then what jumps to it, then what leads in, then the removal of
 // what is no longer led to. It returns the Service ports that it looked at.
-func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.Snapshot, full bool) ([]model.ServicePortName, error) {
+func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.Snapshot, full bool) (names []model.ServicePortName, err error) {
+	defer func() { err = cmp.Or(err, w.wait()) }() // whatever failed, nothing of it goes on
 	opts, err := p.options(snapshot.Node)
 	if err != nil {
 		return nil, err
@@ -91,13 +93,21 @@ func (p *Proxier) writeUnits(ctx context.Context, w *writer, snapshot model.Snap
 		if !w.isFull() {
 			continue
 		}
-		if err := w.flush(ctx); err != nil {
+		// The chains of a Service port lead to each other, and to what all lead to.
+		if err := w.flushBehind(ctx); err != nil {
 			return nil, err
 		}
 		p.chunkWritten(ctx, pr)
+		more := p.takeMore()
+		if len(more) > 0 {
+			// What is under way may hold what they were like before.
+			if err := w.wait(); err != nil {
+				return nil, err
+			}
+		}
 		// However many these are, a whole chunk of the others follows before there can be
 		// more of them.
-		for _, name := range p.takeMore() {
+		for _, name := range more {
 			write(name)
 			if err := w.flushIfFull(ctx); err != nil {
 				return nil, err

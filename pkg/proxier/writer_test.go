@@ -39,7 +39,7 @@ func TestWriterIsToldToStop(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
-				w := newWriter(slowKernel{takes: test.takes}, ChunkNFT, newLedger())
+				w := newWriter(slowKernel{takes: test.takes}, Settings{Chunk: ChunkNFT}, newLedger())
 				w.write(ruleset.Chain{ChainID: ruleset.ChainID{Table: ruleset.NAT, Name: "KUBE-A"}}, nil)
 				time.AfterFunc(time.Second, cancel)
 				start := time.Now()
