@@ -14,8 +14,8 @@ import (
 // How many chains go into one transaction at most. The nft backend's time grows
 // with the square of it: 10,000 Services with 10 endpoints each took 570 s in one
 // transaction and 13 s in chunks of 100 Services, or about 1,200 chains; 1,000 Services took
-// 0.76 s in chunks of 100, and 0.60 s in chunks of 50. On the legacy backend the kernel swaps the whole table for each transaction, however
-// small: there, fewer are better.
+// 0.76 s in chunks of 100, and 0.60 s in chunks of 50. On the legacy backend the kernel
+// swaps the whole table for each transaction, however small: there, fewer are better.
 const (
 	ChunkNFT    = 600
 	ChunkLegacy = math.MaxInt
