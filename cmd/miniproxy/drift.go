@@ -83,8 +83,6 @@ func (d *drift) listen(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(listenAgain):
-			d.missed.Store(true)
-			d.patrol.Doubt()
 		}
 	}
 }

@@ -59,6 +59,21 @@ func (l *logText) String() string {
 
 func newDriftNode(t *testing.T, backend iptables.Backend) *driftNode {
 	t.Helper()
+	n := newIdleDriftNode(t, backend)
+	cmd := n.command()
+	n.start(cmd)
+	n.agent = cmd.Process
+	eventually(t, "the agent is ready", func() bool {
+		_, err := page(t, n.Node, "http://127.0.0.1:10256/readyz")
+		return err == nil
+	})
+	n.awaitLooks(1)
+	return n
+}
+
+// newIdleDriftNode returns a node on which the agent does not run yet.
+func newIdleDriftNode(t *testing.T, backend iptables.Backend) *driftNode {
+	t.Helper()
 	if !lab.HasIPv6() {
 		t.Skip("this kernel has no IPv6")
 	}
@@ -71,14 +86,6 @@ func newDriftNode(t *testing.T, backend iptables.Backend) *driftNode {
 		t.Fatal(err)
 	}
 	n.manifests = dir
-	cmd := n.command()
-	n.start(cmd)
-	n.agent = cmd.Process
-	eventually(t, "the agent is ready", func() bool {
-		_, err := page(t, n.Node, "http://127.0.0.1:10256/readyz")
-		return err == nil
-	})
-	n.awaitLooks(1)
 	return n
 }
 

@@ -70,7 +70,11 @@ func newFamilyAgent(a *agent, kernel *iptables.Runner, can *capabilities) *famil
 		failover:    conntrack.NewFailover(kernel.Family(), conntrack.Kernel{}, a.metrics, a.options.dropEstablished),
 	}
 	f.firstTry = sync.OnceFunc(func() { close(f.tried) })
-	settings := proxier.Settings{Chunk: proxier.ChunkNFT, Parallel: min(runtime.GOMAXPROCS(0), proxier.ParallelNFT), JumpPeriod: a.config.SyncPeriod}
+	settings := proxier.Settings{
+		Chunk:      proxier.ChunkNFT,
+		Parallel:   min(runtime.GOMAXPROCS(0), proxier.ParallelNFT), // one CPU does one at a time
+		JumpPeriod: a.config.SyncPeriod,
+	}
 	if kernel.Backend() == iptables.Legacy {
 		settings.Chunk, settings.Parallel, settings.JumpsFirst = proxier.ChunkLegacy, 1, true
 	}
@@ -119,10 +123,7 @@ func (f *familyAgent) run(ctx context.Context) error {
 	var err error
 	parts.Go(func() {
 		f.untilWorthWatching(ctx)
-		err = watch.Run(ctx)
-	})
-	parts.Go(func() {
-		f.untilWorthWatching(ctx)
+		parts.Go(func() { err = watch.Run(ctx) })
 		f.drift.run(ctx, watch)
 	})
 	parts.Go(func() { f.healthPorts.Run(ctx) })
@@ -131,19 +132,32 @@ func (f *familyAgent) run(ctx context.Context) error {
 	return err
 }
 
-// untilWorthWatching waits for the first sync of every family. On nft the kernel would tell
-// of each rule, of whichever family, and the programs that make the canaries need the CPUs,
-// too. What others do meanwhile is found by the look that follows. On legacy the kernel
-// tells nothing, and to make the canaries is dearer with each rule that there is.
+// longestStart is how long the first sync of one family may keep another one from being
+// watched.
+const longestStart = time.Minute
+
+// untilWorthWatching waits for the first sync of every family, or not much longer than for
+// the family's own. On nft the kernel would tell of each rule, of whichever family, and the
+// programs that make the canaries need the CPUs, too. What others do meanwhile is found by
+// the look that follows. On legacy the kernel tells nothing, and to make the canaries is
+// dearer with each rule that there is.
 func (f *familyAgent) untilWorthWatching(ctx context.Context) {
 	if f.kernel.Backend() == iptables.Legacy {
 		return
 	}
-	for _, each := range f.families {
+	select {
+	case <-ctx.Done():
+		return
+	case <-f.tried:
+	}
+	enough := time.After(longestStart)
+	for _, other := range f.families {
 		select {
 		case <-ctx.Done():
 			return
-		case <-each.tried:
+		case <-enough:
+			return
+		case <-other.tried:
 		}
 	}
 }
@@ -223,6 +237,8 @@ func hostAddresses() ([]netip.Addr, error) {
 func (f *familyAgent) Synced(ctx context.Context, r proxier.Result) {
 	f.record(r)
 	f.firstTry()
+	// Once for all families: else the first to be ready would have the garbage of the other
+	// one collected in the middle of its start.
 	if r.Full && f.haveTried() {
 		returnMemory()
 	}

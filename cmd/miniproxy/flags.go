@@ -23,7 +23,7 @@ type options struct {
 	backend string
 	// flatDispatch and flatBalance are the sizes up to which chains are flat.
 	flatDispatch, flatBalance int
-	// commentLimit is how many endpoints get comments on the legacy backend.
+	// commentLimit is up to how many endpoints the rules in Service ports' chains have comments.
 	commentLimit int
 	// dropEstablished has connections to removed endpoints cut.
 	dropEstablished bool

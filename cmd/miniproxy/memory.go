@@ -15,15 +15,15 @@ import (
 const gcPercent = 30
 
 // During the start there may be startGarbage bytes of garbage, or as much as startPercent of
-// what is in use if that is less. Of a heap that grows from nothing, 30 percent is so little
+// what is in use if that is less, but never less than gcPercent. Of a heap that grows from nothing, 30 percent is so little
 // that a sixth of the start with 1,000 Services went into 43 collections.
 const (
 	startGarbage = 8 << 20
 	startPercent = 200
 )
 
-// started says that the rules have been written once.
-var started atomic.Bool
+// writtenOnce says that the start is over.
+var writtenOnce atomic.Bool
 
 // saveMemory collects garbage earlier than Go does by default, unless GOGC says how.
 func saveMemory() {
@@ -33,10 +33,10 @@ func saveMemory() {
 }
 
 // setGCPercent decides when the next collection shall be, and with it decides anew, until
-// the agent has started.
+// the start is over.
 func setGCPercent() {
 	percent := gcPercent
-	if !started.Load() {
+	if !writtenOnce.Load() {
 		percent = max(gcPercent, min(startPercent, percentOf(heapInUse())))
 		runtime.SetFinalizer(new(collected), func(*collected) { setGCPercent() })
 	}
@@ -60,6 +60,6 @@ func heapInUse() uint64 {
 // returnMemory gives back to the host what a sync of all Services needed for a moment:
 // the next one may be months away.
 func returnMemory() {
-	started.Store(true)
+	writtenOnce.Store(true)
 	debug.FreeOSMemory()
 }

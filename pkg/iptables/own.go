@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"maps"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -68,6 +69,14 @@ func (o *ownWrites) forget() {
 	}
 	clear(o.writes[len(recent):])
 	o.writes = recent
+}
+
+// forgetEnded drops the programs that have ended: nobody listened when the kernel told of
+// their transactions, and what is heard from now on is somebody else's.
+func (o *ownWrites) forgetEnded() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.writes = slices.DeleteFunc(o.writes, func(w *ownWrite) bool { return !w.ended.IsZero() })
 }
 
 // isOurs reports whether a transaction is one of the agent's own. It answers yes once

@@ -46,9 +46,10 @@ type ChainEdit struct {
 const watchBuffer = 32 << 20
 
 // Watch calls each for every transaction of somebody else that changed the family's
-// tables, until the context ends. The kernel tells of them as they happen; while
-// nobody changes anything Watch costs nothing. The legacy backend has no such thing,
-// and Watch returns nil at once.
+// tables, until the context ends, and before the first one once with Missed: what went
+// before was not heard. The kernel tells of them as they happen; while nobody changes
+// anything Watch costs nothing. The legacy backend has no such thing, and Watch returns
+// nil at once.
 func (r *Runner) Watch(ctx context.Context, each func(Edit)) error {
 	if r.backend != NFT {
 		return nil
@@ -59,6 +60,8 @@ func (r *Runner) Watch(ctx context.Context, each func(Edit)) error {
 	}
 	defer socket.Close()
 	defer context.AfterFunc(ctx, func() { socket.Close() })()
+	r.own.forgetEnded()
+	each(Edit{Missed: true})
 	collected := newTransaction(r.family, newRuleHasher(r.seed))
 	buffer := make([]byte, 1<<16)
 	for {

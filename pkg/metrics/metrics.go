@@ -159,8 +159,8 @@ func (m *Metrics) Pending(fam model.Family, services, endpoints int) {
 	m.endpointsPending.Set(float64(most.endpoints))
 }
 
-// ApplyProgress says for how many of so many Service ports the rules are written, all
-// of them after a sync that succeeded.
+// ApplyProgress says for how many of so many Service ports the rules were handed to the
+// kernel, all of them after a sync that succeeded.
 func (m *Metrics) ApplyProgress(fam model.Family, written, of int) {
 	m.applyProgress.WithLabelValues(fam.String()).Set(float64(written) / float64(max(of, 1)))
 }

@@ -37,7 +37,7 @@ func declare() *Metrics {
 		pending:          map[model.Family]pending{},
 
 		applyProgress: gauge(miniproxy, "apply_progress_ratio",
-			"Share of the Service ports that the sync in progress has written; 1 after one that succeeded", "ip_family"),
+			"Share of the Service ports that the sync in progress has handed to the kernel; 1 after one that succeeded", "ip_family"),
 		rules: gauge(kubeproxy, "sync_proxy_rules_iptables_total",
 			"Iptables rules owned by this agent", "table", "ip_family"),
 		rulesWritten: gauge(kubeproxy, "sync_proxy_rules_iptables_last",

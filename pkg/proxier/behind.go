@@ -1,7 +1,7 @@
 package proxier
 
-// behind does work a few pieces at a time, behind the back of one goroutine, which starts
-// it and waits for it.
+// behind runs a few pieces of work beside one goroutine, which starts them and waits for
+// them.
 type behind struct {
 	limit   int
 	running int
@@ -12,11 +12,11 @@ func newBehind(limit int) *behind {
 	return &behind{limit: limit, done: make(chan error, limit)}
 }
 
-// start begins a piece of work, once fewer than the limit are under way. After an error of
-// an earlier one it begins nothing more: it waits for the others, and returns the error.
+// start begins a piece of work, once fewer than the limit are under way. If one that it waits
+// for has failed, it begins nothing more: it waits for the others, and returns the error.
 func (b *behind) start(work func() error) error {
 	if b.running == b.limit {
-		if err := b.one(); err != nil {
+		if err := b.next(); err != nil {
 			_ = b.wait() // one refusal is enough to look into
 			return err
 		}
@@ -26,8 +26,8 @@ func (b *behind) start(work func() error) error {
 	return nil
 }
 
-// one waits for the next piece of work to end.
-func (b *behind) one() error {
+// next waits for the next piece of work to end.
+func (b *behind) next() error {
 	b.running--
 	return <-b.done
 }
@@ -36,7 +36,7 @@ func (b *behind) one() error {
 func (b *behind) wait() error {
 	var first error
 	for b.running > 0 {
-		if err := b.one(); first == nil {
+		if err := b.next(); first == nil {
 			first = err
 		}
 	}

@@ -43,7 +43,8 @@ type Tracker interface {
 type Observer interface {
 	Synced(ctx context.Context, result Result)
 	// Writing tells, after each chunk, for how many of the Service ports that a sync
-	// looks at everything was written but what leads there.
+	// looks at everything was handed to the kernel but what leads there. The last chunks
+	// may still be under way.
 	Writing(servicePorts, of int)
 }
 
@@ -121,8 +122,8 @@ type Proxier struct {
 type Settings struct {
 	// Chunk is how many chains go into one transaction at most: ChunkNFT or ChunkLegacy.
 	Chunk int
-	// Parallel is how many transactions may be under way at a time: more than one only if
-	// one of them is small, and they need not wait for each other.
+	// Parallel is how many transactions may be under way at a time: more than one only where
+	// they are small and no lock makes one wait for the other, as on nft.
 	Parallel int
 	// JumpsFirst says that a full sync begins with the jump rules, and does not end with them.
 	JumpsFirst bool

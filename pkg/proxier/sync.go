@@ -93,14 +93,16 @@ func (p *Proxier) writeUnits(ctx context.Context, w *writer, snapshot model.Snap
 		if !w.isFull() {
 			continue
 		}
-		// The chains of a Service port lead to each other, and to what all lead to.
+		// Service ports lead to their own chains and to the fixed ones, which the first chunk
+		// holds: several chunks of them may be under way.
 		if err := w.flushBehind(ctx); err != nil {
 			return nil, err
 		}
 		p.chunkWritten(ctx, pr)
 		more := p.takeMore()
 		if len(more) > 0 {
-			// What is under way may hold what they were like before.
+			// What is under way may hold what they were like before. If that were written last,
+			// packets would go on to an endpoint that has left.
 			if err := w.wait(); err != nil {
 				return nil, err
 			}

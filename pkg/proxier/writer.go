@@ -37,7 +37,8 @@ type writer struct {
 	ledger *ledger
 	// behind has the transactions that are under way while more is collected.
 	behind *behind
-	// flushed says that what was collected first has been written.
+	// flushed says that a first transaction was made, with the chains that all Service ports
+	// lead to.
 	flushed bool
 	// builder collects what the next transaction writes and removes. The filter table
 	// comes first: a packet that is no longer to be refused may pass unrewritten for a
@@ -157,10 +158,7 @@ func (w *writer) isFull() bool { return w.builder.Len() >= w.chunk }
 
 // flush hands over everything that was collected, and waits until all of it is written.
 func (w *writer) flush(ctx context.Context) error {
-	if err := w.wait(); err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil || w.builder.Len() == 0 {
+	if err := w.wait(); err != nil || w.builder.Len() == 0 {
 		return err
 	}
 	w.flushed = true
@@ -168,15 +166,12 @@ func (w *writer) flush(ctx context.Context) error {
 }
 
 // flushBehind hands over everything that was collected, and waits until it is its turn.
-// To be called only where nothing that is under way leads to what was collected, or the
-// other way round, but for what was collected first: that is written before anything
-// else begins.
+// It is only for chunks that lead to nothing in each other: the kernel refuses a jump to a
+// chain that is not there yet. What all of them lead to was collected first, and is written
+// before anything else begins.
 func (w *writer) flushBehind(ctx context.Context) error {
 	if !w.flushed || w.behind.limit == 1 {
 		return w.flush(ctx)
-	}
-	if err := ctx.Err(); err != nil {
-		return err
 	}
 	input := bytes.Join(w.builder.Take(), nil) // a copy: more is collected meanwhile
 	return w.behind.start(func() error { return w.restore(ctx, [][]byte{input}) })
@@ -185,7 +180,11 @@ func (w *writer) flushBehind(ctx context.Context) error {
 // wait waits for what is under way.
 func (w *writer) wait() error { return w.behind.wait() }
 
+// restore makes the transactions of some input, unless the agent was told to stop before.
 func (w *writer) restore(ctx context.Context, input [][]byte) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	ctx, done := outlive(ctx, lastWords)
 	defer done()
 	for _, part := range input {

@@ -117,7 +117,7 @@ func (t *tree) lead(items []*item, changed bool) []ruleset.Rule {
 		}
 		return rules
 	}
-	next := levelBelow(levelAt(common, length), length)
+	next := levelAt(common) + stride
 	for len(items) > 0 {
 		n := 1
 		for n < len(items) && items[0].key.shared(items[n].key) >= next {
@@ -173,7 +173,7 @@ func (t *tree) branch(items []*item, changed bool) []ruleset.Rule {
 		return items[0].entry.Rules
 	}
 	length := width(items[0])
-	depth := levelAt(min(items[0].key.shared(items[len(items)-1].key), length), length)
+	depth := levelAt(min(items[0].key.shared(items[len(items)-1].key), length))
 	r := t.rangeOf(items[0], depth)
 	name := t.name(r)
 	if changed {
@@ -182,6 +182,8 @@ func (t *tree) branch(items []*item, changed bool) []ruleset.Rule {
 		t.chains = append(t.chains, node{Chain: chain, key: items[0].key, depth: depth})
 	}
 	jump := ruleset.Rule{Matches: r.matches(), Action: ruleset.Jump{Chain: name}}
+	// The name says the range, unless it had to be a hash: a comment would be one more piece
+	// of memory in the way of each connection.
 	if text := r.String(); !strings.HasSuffix(name, text) {
 		jump.Comment = "services in " + text
 	}
@@ -197,11 +199,11 @@ func has(items []*item, n node) bool {
 		return false
 	}
 	length := width(group[0])
-	if levelAt(min(group[0].key.shared(group[len(group)-1].key), length), length) != n.depth {
+	if levelAt(min(group[0].key.shared(group[len(group)-1].key), length)) != n.depth {
 		return false
 	}
 	for level := n.depth; level > 0; {
-		level = levelAbove(level, length)
+		level -= stride
 		if above := within(items, n.key, level); len(above) > len(group) {
 			return len(above) > leafSize
 		}
@@ -241,31 +243,9 @@ func width(it *item) int {
 	return 16
 }
 
-// levelAt is the deepest level at or above a bit position. The last level is at the
-// end of the key, the first one at its beginning.
-func levelAt(position, width int) int {
-	first := width % stride
-	if position < first {
-		return 0
-	}
-	return position - (position-first)%stride
-}
-
-// levelBelow is the level after another one.
-func levelBelow(level, width int) int {
-	if first := width % stride; level < first {
-		return first
-	}
-	return level + stride
-}
-
-// levelAbove is the level before another one.
-func levelAbove(level, width int) int {
-	if level <= width%stride {
-		return 0
-	}
-	return max(level-stride, 0)
-}
+// levelAt is the deepest level at or above a bit position. Levels are multiples of stride,
+// which divides every key's width.
+func levelAt(position int) int { return position - position%stride }
 
 // keyRange is what a chain of a tree is for: the addresses of a prefix, the ports from
 // first to last of a protocol, or these ports of one address.
