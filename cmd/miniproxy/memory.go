@@ -38,14 +38,12 @@ func setGCPercent() {
 	percent := gcPercent
 	if !writtenOnce.Load() {
 		percent = max(gcPercent, min(startPercent, percentOf(heapInUse())))
-		runtime.SetFinalizer(new(collected), func(*collected) { setGCPercent() })
+		// A pointer: Go puts the smallest objects without one together with others, which may
+		// be in use for long.
+		runtime.SetFinalizer(new(*byte), func(**byte) { setGCPercent() })
 	}
 	debug.SetGCPercent(percent)
 }
-
-// collected is what the next collection finds. It has a pointer, since Go puts the smallest
-// objects without one together with others, which may be in use for long.
-type collected struct{ *byte }
 
 // percentOf says how much startGarbage is of what is in use.
 func percentOf(inUse uint64) int { return int(startGarbage * 100 / max(inUse, 1<<20)) }

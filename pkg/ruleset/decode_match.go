@@ -34,7 +34,8 @@ func (p *ruleParser) implicitMatch(option string) error {
 	}
 	name := p.rule.Matches[i].(Protocol).Name
 	args := p.takeArguments(name)
-	if len(args) == 0 {
+	// A comment is no protocol: taken for one, it would come back as the rule's comment.
+	if len(args) == 0 || name == "comment" {
 		return fmt.Errorf("option %s does not belong to protocol %s", option, name)
 	}
 	return p.addModule(name, args)

@@ -34,8 +34,9 @@ import (
 
 // forms are the forms that dispatch and balancing can have.
 var forms = map[string]func(*render.Options){
-	"as delivered": func(*render.Options) {},
-	"trees":        func(o *render.Options) { o.FlatDispatch, o.FlatBalance = 1, 1 },
+	"as delivered":    func(*render.Options) {},
+	"trees":           func(o *render.Options) { o.FlatDispatch, o.FlatBalance = 1, 1 },
+	"trees above two": func(o *render.Options) { o.FlatDispatch, o.FlatBalance = 2, 2 },
 }
 
 // TestPacketEquivalence runs an agent through every golden case and asks, after each
