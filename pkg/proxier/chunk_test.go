@@ -170,11 +170,12 @@ func TestChangesWhileChunksAreUnderWay(t *testing.T) {
 	h.fill(services)
 	h.sync()
 	h.proxier.ForceFull("a test")
-	slow := &slowSecondKernel{host: h}
+	slow := &slowSecondKernel{host: h, changed: make(chan struct{})}
 	changed := false
 	h.afterRestore = func() {
 		if names := slow.underWay(); len(names) > 0 && !changed {
 			changed = true
+			defer close(slow.changed)
 			h.tracker.EndpointSliceChanged(nil, newSlice(names[0], "10.244.3.1"))
 		}
 	}
@@ -191,17 +192,23 @@ func TestChangesWhileChunksAreUnderWay(t *testing.T) {
 	}
 }
 
-// slowSecondKernel is a kernel where the second transaction takes long.
+// slowSecondKernel is a kernel where the second transaction takes until something has
+// changed, and so long after it that newer rules could come first.
 type slowSecondKernel struct {
 	*host
 	restores atomic.Int64
 	second   atomic.Pointer[[]byte]
+	changed  chan struct{}
 }
 
 func (k *slowSecondKernel) Restore(ctx context.Context, input []byte) error {
 	if k.restores.Add(1) == 2 {
 		k.second.Store(&input)
-		time.Sleep(50 * time.Millisecond)
+		select {
+		case <-k.changed:
+			time.Sleep(50 * time.Millisecond)
+		case <-time.After(20 * time.Second):
+		}
 		k.second.Store(nil)
 	}
 	return k.host.Restore(ctx, input)
