@@ -290,7 +290,7 @@ func (f *familyAgent) reportConflicts(r proxier.Result) {
 	lost := map[model.ServicePortName][]string{}
 	for _, c := range r.Conflicts {
 		if !slices.Contains(f.conflicts, c) {
-			lost[c.Loser] = append(lost[c.Loser], fmt.Sprintf("%s does not lead here: the older Service %s has it", c.Frontend, c.Winner))
+			lost[c.Loser] = append(lost[c.Loser], fmt.Sprintf("%s does not lead here: %s has it", c.Frontend, c.Winner))
 		}
 	}
 	for name, notes := range lost {

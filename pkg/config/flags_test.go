@@ -3,6 +3,7 @@ package config
 import (
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/klog/v2"
 )
 
 // host is a machine called Worker-1.example with nothing in its environment.
@@ -228,13 +230,21 @@ logging:
 	}
 }
 
+// The logger is the whole process's, and goroutines of other tests may be using it.
 func TestSetUpLogging(t *testing.T) {
-	t.Cleanup(func() {
-		if err := logsapi.ResetForTest(nil); err != nil {
-			t.Error(err)
+	const child = "MINIPROXY_TEST_LOGGING"
+	if os.Getenv(child) != "" {
+		if err := mustParse(t, "--logging-format=json").SetUpLogging(); err != nil {
+			t.Fatalf("setting up JSON logging: %v", err)
 		}
-	})
-	if err := mustParse(t, "--logging-format=json").SetUpLogging(); err != nil {
-		t.Errorf("setting up JSON logging: %v", err)
+		klog.Background().Info("Hello", "from", t.Name())
+		klog.Flush()
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSetUpLogging$")
+	cmd.Env = append(os.Environ(), child+"=1")
+	output, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(output), `"msg":"Hello"`) {
+		t.Errorf("%v; want a line of JSON in\n%s", err, output)
 	}
 }

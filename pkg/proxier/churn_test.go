@@ -11,18 +11,19 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// TestChurnLeavesNothing makes and deletes 100,000 Services, no name or address twice.
-// Then no goroutine runs that did not run before, and no memory is held for any of
-// them: not by the tracker, not by the proxier, not in the kernel.
+// TestChurnLeavesNothing makes and deletes 100,000 Services (10,000 with the race
+// detector), no name or address twice. Then no goroutine runs that did not run before,
+// and no memory is held for any of them: not by the tracker, not by the proxier, not in
+// the kernel.
 func TestChurnLeavesNothing(t *testing.T) {
 	synctest.Test(t, testChurn) // where a minute passes at once
 }
 
 func testChurn(t *testing.T) {
-	const batch = 1000
-	batches := 100
+	const batches = 100
+	batch := 1000
 	if raced {
-		batches = 10 // each takes ten times as long
+		batch = 100 // each Service takes ten times as long
 	}
 	h := newHost(t)
 	h.fill(10) // those that stay
@@ -52,7 +53,7 @@ func testChurn(t *testing.T) {
 		time.Sleep(time.Minute) // what is remembered for a time only
 	}
 
-	const first = 5 // maps keep the size that they once had
+	const first = 5 // maps keep about the size that they once had
 	for number := range first {
 		churn(number)
 	}

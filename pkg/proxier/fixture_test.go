@@ -81,14 +81,21 @@ func (h *host) restart() {
 
 // Restore implements Kernel.
 func (h *host) Restore(ctx context.Context, input []byte) error {
+	h.record(input)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.inputs = append(h.inputs, string(input))
 	err := h.runner.Restore(ctx, input)
 	if h.afterRestore != nil {
 		h.afterRestore()
 	}
 	return err
+}
+
+// record notes what a restore was given; two can be under way at once.
+func (h *host) record(input []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.inputs = append(h.inputs, string(input))
 }
 
 // ChainNames implements Kernel.

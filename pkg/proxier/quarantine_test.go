@@ -27,7 +27,7 @@ func (k *pickyKernel) Restore(ctx context.Context, input []byte) error {
 			if !strings.HasPrefix(line, "-A ") || !strings.Contains(line, k.refuses) {
 				continue
 			}
-			k.inputs = append(k.inputs, string(input))
+			k.record(input)
 			refused := &iptables.RestoreError{CommandError: &iptables.CommandError{Command: "iptables-restore", Status: 1, Stderr: "no"}}
 			if k.namesLine {
 				refused.Line, refused.Text = i+1, line

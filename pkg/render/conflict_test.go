@@ -49,6 +49,10 @@ func TestConflict(t *testing.T) {
 		{"by name when of one age", newWorld().with(s(), A).with(tt(), B), extS, lost("s", "t")},
 		{"the older one", newWorld().with(s(younger), A).with(tt(), B), extT, lost("t", "s")},
 		{"the other takes over", newWorld().with(tt(younger), B), extT, nil},
+		{"another port of the Service", newWorld().with(s(), A).with(s(at("10.96.0.81"), func(p *model.ServicePort) { p.Name.Port = "web" }), B), extS, []string{
+			"10.60.0.10:80/TCP: ns1/s:http not ns1/s:web",
+			"node port 30080/TCP: ns1/s:http not ns1/s:web",
+		}},
 		{"the owner has no endpoints", newWorld().with(s()).with(tt(), B), "", lost("s", "t")},
 	}
 	for _, test := range tests {

@@ -9,7 +9,7 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
-// Conflict is a frontend that several Services claim. The loser gets none of the
+// Conflict is a frontend that several Service ports claim. The loser gets none of the
 // frontend's traffic until the winner gives it up.
 type Conflict struct {
 	Frontend      Frontend
@@ -134,14 +134,16 @@ func (d *Dispatcher) Chains() (write []ruleset.Chain, gone []ruleset.ChainID) {
 	return write, gone
 }
 
-// Conflicts lists the frontends that more than one Service claims, sorted.
+// Conflicts lists the frontends that more than one Service port claims, sorted.
 func (d *Dispatcher) Conflicts() []Conflict {
 	var conflicts []Conflict
 	for c := range d.shared {
 		holders := d.claims[c]
 		for _, loser := range holders[1:] {
+			winner := holders[0]
 			// The ports of one Service share its health check port.
-			if winner := holders[0]; winner.Name.ServiceName != loser.Name.ServiceName && !loser.isFormer(c) {
+			share := c.healthCheck && winner.Name.ServiceName == loser.Name.ServiceName
+			if !share && !loser.isFormer(c) {
 				conflicts = append(conflicts, Conflict{Frontend: c.frontend, Winner: winner.Name, Loser: loser.Name})
 			}
 		}

@@ -25,6 +25,8 @@ var seeds = [][]byte{
 	[]byte("the quick brown fox jumps over the lazy dog, again and again and again"),
 	// A Service good/"a:b" with an unnamed port is spelled as port b of good/a.
 	{0, 0, 2},
+	// Two ports of one Service have the same number and protocol.
+	[]byte("the puick.n\xbd\xbd\xbd\xbd\xbd\xbd juFFFFFFFFmps over the g, "),
 }
 
 // FuzzObjects is about Services and EndpointSlices.
