@@ -12,6 +12,7 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/render"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
+	"github.com/miniproxy/miniproxy/test/seed"
 )
 
 // TestRandomRefusals is the second invariant: while the kernel refuses what some
@@ -22,7 +23,7 @@ func TestRandomRefusals(t *testing.T) {
 	if testing.Short() {
 		steps = 100
 	}
-	random := newRand(t) // in the bubble it is always the same moment
+	random := seed.Rand(t) // in the bubble it is always the same moment
 	synctest.Test(t, func(t *testing.T) {
 		k := newPickyHost(t, false)
 		c := newCluster(k.host, random)

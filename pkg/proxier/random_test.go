@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -19,24 +17,8 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/render"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 	"github.com/miniproxy/miniproxy/pkg/tracker"
+	"github.com/miniproxy/miniproxy/test/seed"
 )
-
-// seedEnv chooses the random numbers, to repeat a failure.
-const seedEnv = "MINIPROXY_TEST_SEED"
-
-// newRand returns random numbers, and names their seed.
-func newRand(t *testing.T) *rand.Rand {
-	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv(seedEnv); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("%s=%d", seedEnv, seed)
-	return rand.New(rand.NewPCG(seed, 0))
-}
 
 // cluster is what an API server holds, and an agent that follows it.
 type cluster struct {
@@ -69,7 +51,7 @@ func TestIncrementalEqualsFull(t *testing.T) {
 	}
 	for _, jumpsFirst := range []bool{false, true} {
 		t.Run(fmt.Sprintf("jumps first: %v", jumpsFirst), func(t *testing.T) {
-			c := newCluster(newHost(t), newRand(t))
+			c := newCluster(newHost(t), seed.Rand(t))
 			c.proxier.settings.JumpsFirst = jumpsFirst
 			for c.step = range steps / 2 {
 				for range 1 + c.IntN(4) {

@@ -4,44 +4,26 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 	"github.com/miniproxy/miniproxy/pkg/trace"
+	"github.com/miniproxy/miniproxy/test/seed"
 )
-
-// seedEnv chooses the random rules and packets, to repeat a failure.
-const seedEnv = "MINIPROXY_TEST_SEED"
-
-func testSeed(t *testing.T) uint64 {
-	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv(seedEnv); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("%s=%d", seedEnv, seed)
-	return seed
-}
 
 // TestKernelAgrees sends thousands of random packets through random rules, in the
 // kernel and in a Tracer, and expects the same fate for each.
 func TestKernelAgrees(t *testing.T) {
 	const rulesets, packets = 12, 250
-	seed := testSeed(t)
+	first := seed.Of(t)
 	for b, backend := range []string{"nft", "legacy"} {
 		t.Run(backend, func(t *testing.T) {
 			r := newRange(t)
 			fates := map[string]int{}
 			for n := range 2 * rulesets {
 				f := []family{ipv4, ipv6}[n%2]
-				random := randomRules{rand.New(rand.NewPCG(seed, uint64(n)<<1|uint64(b))), f, fmt.Sprintf("list%d-", n)}
+				random := randomRules{rand.New(rand.NewPCG(first, uint64(n)<<1|uint64(b))), f, fmt.Sprintf("list%d-", n)}
 				s := &shooting{shootingRange: r, family: f, backend: backend, rs: random.ruleset(), fates: fates}
 				s.begin(t)
 				for i := range packets {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/miniproxy/miniproxy/pkg/model"
+	"github.com/miniproxy/miniproxy/test/seed"
 )
 
 // clone returns a copy that later calls of Take leave alone.
@@ -117,7 +118,7 @@ func TestAnyOrderOfEvents(t *testing.T) {
 	if testing.Short() {
 		rounds = 100
 	}
-	m := maker{choices: randomChoices{newRand(t)}}
+	m := maker{choices: randomChoices{seed.Rand(t)}}
 	for range rounds {
 		histories := m.histories()
 		before := deepCopy(histories)

@@ -3,33 +3,12 @@ package tracker
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
-	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
-
-// seedEnv chooses the random numbers, to repeat a failure.
-const seedEnv = "MINIPROXY_TEST_SEED"
-
-// newRand returns random numbers, and names their seed.
-func newRand(t *testing.T) *rand.Rand {
-	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv(seedEnv); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("%s=%d", seedEnv, seed)
-	return rand.New(rand.NewPCG(seed, 0))
-}
 
 // choices is where objects get their content from: pick returns one of 0 to n-1.
 type choices interface{ pick(n int) int }

@@ -8,18 +8,15 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strconv"
 	"testing"
 	"time"
 
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
+	"github.com/miniproxy/miniproxy/test/seed"
 )
 
 var chaosFlag = flag.Duration("chaos", 30*time.Second,
 	"how long TestChaos disturbs the cluster of each backend")
-
-// seedEnv chooses the random numbers, to repeat a failure.
-const seedEnv = "MINIPROXY_TEST_SEED"
 
 // TestChaos changes Services, slices and nodes at random, and breaks things at random,
 // while clients connect without pause. Each round ends with a quiet point, at which
@@ -30,28 +27,15 @@ const seedEnv = "MINIPROXY_TEST_SEED"
 // The seed repeats the choices, and not the moments at which programs meet.
 func TestChaos(t *testing.T) {
 	notForKubeProxy(t, "kube-proxy does not notice most of this")
-	seed := chaosSeed(t)
+	first := seed.Of(t)
 	onBothBackends(t, func(t *testing.T, c *cluster) {
-		ch := newChaos(t, c, rand.New(rand.NewPCG(seed, 0)))
+		ch := newChaos(t, c, rand.New(rand.NewPCG(first, 0)))
 		for end := time.Now().Add(*chaosFlag); time.Now().Before(end); {
 			ch.round(t)
 		}
 		ch.faultsMustHappen(t)
-		t.Logf("%s, seed %d:\n%s", c.backend, seed, ch.tally.report(ch.clients))
+		t.Logf("%s, seed %d:\n%s", c.backend, first, ch.tally.report(ch.clients))
 	})
-}
-
-func chaosSeed(t *testing.T) uint64 {
-	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv(seedEnv); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("%s=%d", seedEnv, seed)
-	return seed
 }
 
 // chaos is a cluster in which nothing stays as it is.

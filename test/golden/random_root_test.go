@@ -3,8 +3,6 @@ package golden_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -16,6 +14,7 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 	"github.com/miniproxy/miniproxy/test/golden"
+	"github.com/miniproxy/miniproxy/test/seed"
 )
 
 // TestKernelFollowsRandomClusters takes one agent through random clusters on the real
@@ -23,14 +22,7 @@ import (
 // that starts then.
 func TestKernelFollowsRandomClusters(t *testing.T) {
 	labtest.Require(t)
-	seed := rand.Uint64()
-	if text := os.Getenv("MINIPROXY_TEST_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("MINIPROXY_TEST_SEED=%d", seed)
+	first := seed.Of(t)
 	c, err := golden.Load("dual-stack")
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +36,7 @@ func TestKernelFollowsRandomClusters(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					cluster := randomCluster{rand.New(rand.NewPCG(seed, 0)), c.Steps[0].Objects.Nodes, map[int]randomService{}}
+					cluster := randomCluster{rand.New(rand.NewPCG(first, 0)), c.Steps[0].Objects.Nodes, map[int]randomService{}}
 					real := newAgent(t, c, family, change, newRealKernel(t, host, family, backend))
 					for step := range 25 {
 						objects := cluster.next()

@@ -1,13 +1,10 @@
 package hostile
 
 import (
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"testing"
-	"time"
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +14,7 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/proxier"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
+	"github.com/miniproxy/miniproxy/test/seed"
 )
 
 // seeds are worlds that once went wrong, or nearly.
@@ -64,15 +62,7 @@ func checkObjects(t *testing.T, data []byte) {
 // randomInputs are the seeds and n times random bytes.
 func randomInputs(t *testing.T, n int) [][]byte {
 	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("MINIPROXY_TEST_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("MINIPROXY_TEST_SEED=%d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := seed.Rand(t)
 	inputs := slices.Clone(seeds)
 	for range n {
 		input := make([]byte, 400)
