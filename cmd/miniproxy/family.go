@@ -22,7 +22,6 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/model"
 	"github.com/miniproxy/miniproxy/pkg/proxier"
 	"github.com/miniproxy/miniproxy/pkg/render"
-	"github.com/miniproxy/miniproxy/pkg/ruleset"
 	"github.com/miniproxy/miniproxy/pkg/sysctl"
 	"github.com/miniproxy/miniproxy/pkg/tracker"
 )
@@ -335,7 +334,7 @@ func (f *familyAgent) failOver(ctx context.Context, r proxier.Result) {
 func (f *familyAgent) record(r proxier.Result) {
 	now := time.Now()
 	f.metrics.SyncDone(f.family, r.Full, string(r.Trigger), r.Duration)
-	for _, table := range []ruleset.Table{ruleset.Filter, ruleset.NAT} {
+	for _, table := range render.Tables() {
 		f.metrics.Rules(f.family, string(table), r.Total[table])
 		f.metrics.RulesWritten(f.family, string(table), r.Written[table])
 	}

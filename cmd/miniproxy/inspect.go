@@ -8,6 +8,7 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/canary"
 	"github.com/miniproxy/miniproxy/pkg/iptables"
 	"github.com/miniproxy/miniproxy/pkg/proxier"
+	"github.com/miniproxy/miniproxy/pkg/render"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
@@ -87,14 +88,11 @@ type mark struct {
 	writes  uint64
 }
 
-// inspected are the tables that hold rules for Services.
-var inspected = [...]ruleset.Table{ruleset.Filter, ruleset.NAT}
-
 // Glance implements canary.Inspector.
 func (l *legacyInspector) Glance(context.Context) (canary.Verdict, error) {
 	l.drift.tick()
 	l.moved = nil
-	for _, table := range inspected {
+	for _, table := range render.Tables() {
 		now, settled, err := l.mark(table)
 		if err != nil {
 			return canary.Unsure, err
@@ -139,7 +137,7 @@ func (l *legacyInspector) mark(table ruleset.Table) (now mark, settled bool, err
 func (l *legacyInspector) Look(ctx context.Context, everything bool) (canary.Outcome, error) {
 	start, tables := time.Now(), l.moved
 	if everything {
-		tables = inspected[:]
+		tables = render.Tables()
 	}
 	for _, table := range tables {
 		now, settled, err := l.mark(table)

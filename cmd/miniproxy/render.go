@@ -74,7 +74,7 @@ func parseFamily(name string) (model.Family, error) {
 func parseTables(name string) ([]ruleset.Table, error) {
 	switch table := ruleset.Table(name); table {
 	case "":
-		return []ruleset.Table{ruleset.Filter, ruleset.NAT}, nil
+		return render.Tables(), nil
 	case ruleset.Filter, ruleset.NAT:
 		return []ruleset.Table{table}, nil
 	}

@@ -38,7 +38,7 @@ func (p *Proxier) jumpsWereMissing(ctx context.Context) bool {
 // jumpsLeadNowhere reports whether a chain that a jump rule leads to is gone. Then
 // none can be put in place before everything is written again.
 func (p *Proxier) jumpsLeadNowhere(ctx context.Context) bool {
-	for _, table := range []ruleset.Table{ruleset.Filter, ruleset.NAT} {
+	for _, table := range render.Tables() {
 		names, err := p.kernel.ChainNames(ctx, table)
 		if err != nil {
 			return false

@@ -82,7 +82,7 @@ func (p *Proxier) forsake(ctx context.Context) bool {
 		if r.good == nil {
 			continue
 		}
-		if err := p.tryRules(ctx, ruleset.NewBuilder(ruleset.Filter, ruleset.NAT), r.good.Entries); iptables.IsRefused(err) {
+		if err := p.tryRules(ctx, ruleset.NewBuilder(render.Tables()...), r.good.Entries); iptables.IsRefused(err) {
 			names = append(names, name)
 			klog.FromContext(ctx).Error(err, "What leads to the old rules of a refused Service port is refused, too; it has none now", "servicePort", name.String())
 		}
@@ -150,7 +150,7 @@ const probeChain = "KUBE-SVC-PROBE"
 // try writes all that some Service ports need, but for what would lead packets
 // there. The ledger does not count it as written: it may be refused.
 func (p *Proxier) try(ctx context.Context, snapshot model.Snapshot, opts render.Options, names []model.ServicePortName) error {
-	b := ruleset.NewBuilder(ruleset.Filter, ruleset.NAT)
+	b := ruleset.NewBuilder(render.Tables()...)
 	write := func(chains []ruleset.Chain) {
 		for _, chain := range chains {
 			b.Write(chain)
@@ -178,7 +178,7 @@ func (p *Proxier) tryRules(ctx context.Context, b *ruleset.Builder, entries []re
 	for _, e := range entries {
 		probes[e.Index.Table()] = append(probes[e.Index.Table()], e.Rules...)
 	}
-	remove := ruleset.NewBuilder(ruleset.Filter, ruleset.NAT)
+	remove := ruleset.NewBuilder(render.Tables()...)
 	for table, rules := range probes {
 		id := ruleset.ChainID{Table: table, Name: probeChain}
 		b.Write(ruleset.Chain{ChainID: id, Rules: rules})

@@ -223,7 +223,7 @@ func (p *Proxier) sweep(ctx context.Context, w *writer) error {
 // staleChains lists the kernel's chains for Services that nobody claims.
 func (p *Proxier) staleChains(ctx context.Context) ([]ruleset.ChainID, error) {
 	var stale []ruleset.ChainID
-	for _, table := range []ruleset.Table{ruleset.Filter, ruleset.NAT} {
+	for _, table := range render.Tables() {
 		names, err := p.kernel.ChainNames(ctx, table)
 		if err != nil {
 			return nil, fmt.Errorf("list the chains of table %s: %w", table, err)

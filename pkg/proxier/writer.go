@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/miniproxy/miniproxy/pkg/iptables"
+	"github.com/miniproxy/miniproxy/pkg/render"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
@@ -57,7 +58,7 @@ func newWriter(kernel Kernel, settings Settings, ledger *ledger) *writer {
 		chunk:   settings.Chunk,
 		ledger:  ledger,
 		behind:  newBehind(max(settings.Parallel, 1)),
-		builder: ruleset.NewBuilder(ruleset.Filter, ruleset.NAT),
+		builder: ruleset.NewBuilder(render.Tables()...),
 		rules:   map[ruleset.Table]int{},
 	}
 }

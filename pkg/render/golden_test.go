@@ -20,7 +20,7 @@ var update = flag.Bool("update", false, "write the golden files instead of compa
 // text is the rules as restore input, chains in the order in which they are rendered.
 func (r rendered) text() []byte {
 	var tx ruleset.Transaction
-	for _, table := range []ruleset.Table{ruleset.Filter, ruleset.NAT} {
+	for _, table := range Tables() {
 		change := ruleset.TableChange{Table: table}
 		for _, chain := range r.chains {
 			if chain.Table == table {

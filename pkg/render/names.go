@@ -51,6 +51,10 @@ const (
 	retiredPrefix = "KUBE-XLB-"
 )
 
+// Tables are the tables that hold rules for Services, in the order in which they are
+// committed.
+func Tables() []ruleset.Table { return []ruleset.Table{ruleset.Filter, ruleset.NAT} }
+
 var ownedChains = map[ruleset.Table][]string{
 	ruleset.Mangle: {CanaryChain},
 	ruleset.NAT:    {CanaryChain, servicesChain, nodePortsChain, postroutingChain, markMasqChain},
