@@ -33,6 +33,8 @@ type capabilities struct {
 	// known has the features that were asked for, with why they are missing, nil for
 	// those that are not.
 	known map[string]error
+	// denied are the features that are not asked for.
+	denied map[string]bool
 	// sctp says that a Service has asked for SCTP. The probe would have the kernel load
 	// its part, unwanted where SCTP is spoken by programs alone.
 	sctp atomic.Bool
@@ -43,17 +45,15 @@ type capabilities struct {
 }
 
 func newCapabilities(kernel prober) *capabilities {
-	return &capabilities{kernel: kernel, features: features(kernel.Family()), known: map[string]error{}}
+	return &capabilities{kernel: kernel, features: features(kernel.Family()), known: map[string]error{}, denied: map[string]bool{}}
 }
 
 // deny takes a feature to be missing without asking, for good.
 func (c *capabilities) deny(name string, why error) {
-	for i, f := range c.features {
+	for _, f := range c.features {
 		if f.Name == name {
-			c.known[name] = why
+			c.known[name], c.denied[name] = why, true
 			c.unsaid = append(c.unsaid, f)
-			c.features = append(c.features[:i:i], c.features[i+1:]...)
-			return
 		}
 	}
 }
@@ -92,7 +92,7 @@ func (c *capabilities) due() []feature {
 	var due []feature
 	for _, f := range c.features {
 		switch why, known := c.known[f.Name]; {
-		case f.Name == featureSCTP && !c.sctp.Load():
+		case c.denied[f.Name], f.Name == featureSCTP && !c.sctp.Load():
 		case !known, why != nil && !time.Now().Before(c.next):
 			due = append(due, f)
 		}

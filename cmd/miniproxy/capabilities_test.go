@@ -144,6 +144,9 @@ func TestCapabilitiesDenied(t *testing.T) {
 	if got := names(c.news()); !slices.Contains(got, featureNFAcct) {
 		t.Errorf("what is denied is not told: %v", got)
 	}
+	if got := names(c.missing()); !slices.Equal(got, []string{featureNFAcct}) {
+		t.Errorf("missing are %v, want what is denied", got)
+	}
 	host := proxier.Host{InvalidAccount: "invalid", LocalhostAccount: "localhost"}
 	if got := c.host(host); got.InvalidAccount != "" || got.LocalhostAccount != "" || !got.RandomFully {
 		t.Errorf("got %+v, want no accounts", got)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/miniproxy/miniproxy/pkg/iptables"
@@ -37,10 +38,15 @@ func (o *options) cleanUp(ctx context.Context) error {
 		return err
 	}
 	backends := []iptables.Backend{choice.Backend}
-	if other := otherBackend(choice.Backend); forced == "" && countOurs(ctx, other) > 0 {
-		backends = append(backends, other)
-	}
 	var errs []error
+	if forced == "" {
+		other := otherBackend(choice.Backend)
+		left, err := countOurs(ctx, other)
+		if left > 0 {
+			backends = append(backends, other)
+		}
+		errs = append(errs, err)
+	}
 	for _, backend := range backends {
 		for _, family := range model.Families {
 			errs = append(errs, cleanUpFamily(ctx, family, backend))
@@ -51,6 +57,13 @@ func (o *options) cleanUp(ctx context.Context) error {
 
 func cleanUpFamily(ctx context.Context, family model.Family, backend iptables.Backend) error {
 	kernel, err := iptables.New(ctx, family, backend)
+	if errors.Is(err, iptables.ErrFamilyUnsupported) {
+		left, lookErr := iptables.FindChains(ctx, backend, family, render.Owns)
+		if len(left) == 0 && lookErr == nil {
+			return nil // nothing to remove, and nothing to remove it with
+		}
+		return errors.Join(err, lookErr)
+	}
 	if err != nil {
 		return err
 	}
@@ -86,11 +99,11 @@ func otherBackend(b iptables.Backend) iptables.Backend {
 	return iptables.NFT
 }
 
-// countOurs counts the chains of ours in a backend, 0 if it cannot be looked at.
-func countOurs(ctx context.Context, backend iptables.Backend) int {
+// countOurs counts the chains of ours in a backend.
+func countOurs(ctx context.Context, backend iptables.Backend) (int, error) {
 	n, err := iptables.CountChains(ctx, backend, render.Owns)
 	if err != nil {
-		return 0
+		return 0, fmt.Errorf("look for chains of ours in the %s backend: %w", backend, err)
 	}
-	return n
+	return n, nil
 }

@@ -123,7 +123,9 @@ func (o *options) kernels(ctx context.Context) ([]*iptables.Runner, error) {
 		return nil, err
 	}
 	logger.Info("Chose the iptables backend", "backend", choice.Backend, "because", choice.Reason)
-	if n := countOurs(ctx, otherBackend(choice.Backend)); n > 0 {
+	if n, err := countOurs(ctx, otherBackend(choice.Backend)); err != nil {
+		logger.Error(err, "Could not look whether the other iptables backend holds chains of a Service proxy too")
+	} else if n > 0 {
 		logger.Error(nil, "The other iptables backend holds chains of a Service proxy too; packets pass through both: remove them with miniproxy cleanup",
 			"backend", otherBackend(choice.Backend), "chains", n)
 	}

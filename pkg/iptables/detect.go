@@ -124,7 +124,8 @@ func chooseByRules(ctx context.Context, look looker) (Choice, error) {
 
 // FindChains lists the chains of one family in a backend for which owns says yes. Run
 // with the backend that was not chosen, it tells whether rules of ours were left
-// there. Looking creates no table.
+// there. Looking creates no table. Legacy tables are read by their programs: of a family
+// without them it finds none.
 func FindChains(ctx context.Context, backend Backend, fam model.Family, owns func(ruleset.ChainID) bool) ([]ruleset.ChainID, error) {
 	ids, err := host{}.chains(ctx, backend, fam)
 	if err != nil {

@@ -122,7 +122,8 @@ func (d *Dispatcher) enter(c claim, before, after *Unit) {
 // those jumped to before those that jump to them, and the chains that are no longer
 // needed, those that jump before those jumped to.
 func (d *Dispatcher) Chains() (write []ruleset.Chain, gone []ruleset.ChainID) {
-	// The filter table commits first and nat last; within a table the order is free.
+	// Filter commits before nat. KUBE-SERVICES comes after KUBE-NODEPORTS, since its tail
+	// jumps there and a chunk may end between the two.
 	for _, i := range [...]Index{FilterServices, FilterExternal, FilterFirewall, FilterNodePorts, NATNodePorts, NATServices} {
 		var tail []ruleset.Rule
 		if i == NATServices {

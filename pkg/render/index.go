@@ -121,7 +121,7 @@ func (x *index) render(items []*item, isFlat bool) (root ruleset.Chain, below []
 	}
 	t := tree{index: x.Index, table: root.Table, touched: x.touched, lacks: x.lacks}
 	for group := range bySpace(items) {
-		root.Rules = append(root.Rules, t.inline(group)...)
+		root.Rules = append(root.Rules, t.lead(group, true)...)
 	}
 	return root, t.chains
 }

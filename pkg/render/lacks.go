@@ -48,6 +48,7 @@ func (o Options) Without(l Lacks, addresses []netip.Addr) Options {
 		o.NodePorts.All = false
 		o.NodePorts.Addresses = slices.DeleteFunc(slices.Clone(addresses), func(a netip.Addr) bool { return !o.Family.Has(a) })
 		slices.SortFunc(o.NodePorts.Addresses, netip.Addr.Compare)
+		o.NodePorts.Addresses = slices.Compact(o.NodePorts.Addresses) // two interfaces can have one
 	}
 	return o
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // hostAddresses are those of n1 in both families, as the host lists them.
-var hostAddresses = []netip.Addr{addr("127.0.0.1"), addr("10.0.0.1"), addr("::1"), addr("fd00::1")}
+var hostAddresses = []netip.Addr{addr("127.0.0.1"), addr("10.0.0.1"), addr("::1"), addr("fd00::1"), addr("10.0.0.1")}
 
 // lacking is options for a kernel without something.
 func lacking(l Lacks, changes ...func(*Options)) Options {

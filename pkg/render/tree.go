@@ -98,10 +98,6 @@ type node struct {
 	ofPorts bool
 }
 
-// inline returns the rules that lead on for the items of one space, to stand in the
-// chain that all packets meet.
-func (t *tree) inline(items []*item) []ruleset.Rule { return t.lead(items, true) }
-
 // lead returns the rules of a chain: its entries, or jumps to chains that share
 // them. If something on the way changed it also makes those chains.
 func (t *tree) lead(items []*item, changed bool) []ruleset.Rule {

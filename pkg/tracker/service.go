@@ -34,7 +34,8 @@ func servicePorts(svc *corev1.Service, family model.Family) []model.ServicePort 
 	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer && shared.ExternalLocal {
 		shared.HealthCheckNodePort = portNumber(svc.Spec.HealthCheckNodePort)
 	}
-	shared.RangesOfOtherFamily = len(shared.SourceRanges) == 0 && len(svc.Spec.LoadBalancerSourceRanges) > 0
+	given := svc.Spec.LoadBalancerSourceRanges
+	shared.RangesOfOtherFamily = len(given) > 0 && len(ranges(given, family)) == 0
 	ports := make([]model.ServicePort, 0, len(svc.Spec.Ports))
 	for _, p := range svc.Spec.Ports {
 		number := portNumber(p.Port)
