@@ -15,8 +15,9 @@ import (
 const gcPercent = 30
 
 // During the start there may be startGarbage bytes of garbage, or as much as startPercent of
-// what is in use if that is less, but never less than gcPercent. Of a heap that grows from nothing, 30 percent is so little
-// that a sixth of the start with 1,000 Services went into 43 collections.
+// what is in use if that is less, but never less than gcPercent. Of a heap that grows from
+// nothing, 30 percent is so little that a sixth of the start with 1,000 Services went into
+// 43 collections.
 const (
 	startGarbage = 8 << 20
 	startPercent = 200

@@ -70,12 +70,7 @@ type Cleaner struct {
 
 // New returns a Cleaner that has done nothing yet.
 func New(fam model.Family, table Table, rec Recorder) *Cleaner {
-	return newCleaner(fam, table, rec, HostAddresses)
-}
-
-func newCleaner(fam model.Family, table Table, rec Recorder, host hostAddresses) *Cleaner {
-	return &Cleaner{fam: fam, table: table, rec: rec, host: host,
-		known: newDesired()}
+	return &Cleaner{fam: fam, table: table, rec: rec, host: HostAddresses, known: newDesired()}
 }
 
 // Clean removes every stale UDP flow.

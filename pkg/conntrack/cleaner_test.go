@@ -65,6 +65,12 @@ func testHost(model.Family) ([]netip.Prefix, error) {
 	return []netip.Prefix{netip.PrefixFrom(nodeIP, 32), netip.MustParsePrefix("127.0.0.0/8")}, nil
 }
 
+func newCleaner(table Table, rec Recorder) *Cleaner {
+	c := New(model.IPv4, table, rec)
+	c.host = testHost
+	return c
+}
+
 var allNodePorts = NodePorts{All: true, Loopback: true}
 
 // checkEntries fails unless exactly these entries are left.
@@ -81,7 +87,7 @@ func TestCleanFollowsTheService(t *testing.T) {
 	tcp.Protocol = unix.IPPROTO_TCP
 	table := &fakeTable{entries: []Entry{toA, toB, tcp}}
 	var rec record
-	c := newCleaner(model.IPv4, table, &rec, testHost)
+	c := newCleaner(table, &rec)
 	clean := func(snap model.Snapshot) {
 		t.Helper()
 		if err := c.Clean(t.Context(), snap, allNodePorts); err != nil {
@@ -123,7 +129,7 @@ func TestCleanRetriesWhatFailed(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			entries := []Entry{flow(to(clusterIP, servicePort), endpointA), flow(to(nodeIP, nodePort), endpointA)}
 			table := &fakeTable{entries: slices.Clone(entries)}
-			c := newCleaner(model.IPv4, table, &record{}, testHost)
+			c := newCleaner(table, &record{})
 			if err := c.Clean(t.Context(), snapshot(serving(endpointA)...), allNodePorts); err != nil {
 				t.Fatal(err)
 			}
@@ -145,7 +151,7 @@ func TestCleanRetriesWhatFailed(t *testing.T) {
 
 func TestCleanIfChanged(t *testing.T) {
 	table := &fakeTable{}
-	c := newCleaner(model.IPv4, table, &record{}, testHost)
+	c := newCleaner(table, &record{})
 	tcp := model.ServicePortName{ServiceName: dns.ServiceName, Protocol: model.TCP}
 	withTCP := snapshot(serving(endpointA)...)
 	withTCP.Services[tcp] = model.ServicePort{Name: tcp, ClusterIP: clusterIP, Port: 80}
@@ -183,7 +189,7 @@ func TestCleanDeletesInBatches(t *testing.T) {
 		table.entries = append(table.entries, e)
 	}
 	var rec record
-	c := newCleaner(model.IPv4, table, &rec, testHost)
+	c := newCleaner(table, &rec)
 	if err := c.Clean(t.Context(), snapshot(serving(endpointA)...), allNodePorts); !errors.Is(err, unix.EINTR) {
 		t.Errorf("got error %v, want %v", err, unix.EINTR)
 	}

@@ -69,7 +69,7 @@ func NewFailover(fam model.Family, table Table, rec FailoverRecorder, dropEstabl
 // source was not masqueraded. So would all its repetitions; the next Clean frees these
 // connections as well.
 func (f *Failover) AfterOutage() {
-	f.served, f.outage = nil, true
+	f.outage = true
 }
 
 // Clean frees the connections. Changed names the Service ports that may differ from
@@ -93,11 +93,11 @@ func (f *Failover) Clean(ctx context.Context, snap model.Snapshot, changed []mod
 
 // note remembers the routes of the snapshot, and the frontends that lost some.
 func (f *Failover) note(snap model.Snapshot, changed []model.ServicePortName) {
-	first := f.served == nil
-	if first {
+	all := f.served == nil || f.outage
+	if f.served == nil {
 		f.served = map[model.ServicePortName]routes{}
 	}
-	if first || snap.Node.Zone != f.zone {
+	if all || snap.Node.Zone != f.zone {
 		changed = slices.AppendSeq(slices.Clone(changed), maps.Keys(snap.Services))
 	}
 	f.zone = snap.Node.Zone
@@ -106,7 +106,7 @@ func (f *Failover) note(snap model.Snapshot, changed []model.ServicePortName) {
 			continue
 		}
 		was, now := f.served[name], routesOf(snap, name, f.dropEstablished)
-		if first || was.lostSome(now) {
+		if all || was.lostSome(now) {
 			f.lose(was.frontends)
 			f.lose(now.frontends)
 		}
@@ -173,7 +173,8 @@ func (f *Failover) free(ctx context.Context, d desired) error {
 }
 
 // pass deletes the entries of connections that wait for an address which stands below
-// a mark, or that waited for one in a former pass after an outage. It returns how many others wait where no new connection would be led.
+// a mark, or that waited for one in a former pass after an outage. It returns how many
+// others wait where no new connection would be led.
 func (f *Failover) pass(ctx context.Context, d desired, mark standing) (left int, err error) {
 	logger := klog.FromContext(ctx)
 	start := time.Now()

@@ -433,3 +433,21 @@ func TestAfterOutageLetsEndpointsAnswer(t *testing.T) {
 		}
 	})
 }
+
+// TestServiceGoneInOutage: what is gone when the rules are back frees its connections,
+// too.
+func TestServiceGoneInOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := &fakeTable{}
+		f := newFailover(table, &record{}, false)
+		if err := f.Clean(t.Context(), webSnapshot(serving(endpointA)), nil, allNodePorts); err != nil {
+			t.Fatal(err)
+		}
+		table.entries = []Entry{syn(to(clusterIP, servicePort), endpointA)}
+		f.AfterOutage()
+		if err := f.Clean(t.Context(), model.Snapshot{}, []model.ServicePortName{web}, allNodePorts); err != nil {
+			t.Fatal(err)
+		}
+		checkEntries(t, table)
+	})
+}

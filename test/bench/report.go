@@ -27,7 +27,7 @@ func report(c config, m machine, results []*result) string {
 	for _, r := range results {
 		floor = append(floor, r.floor...)
 	}
-	line("no rules (the floor)", "", "", "", "", "", pair(floor, "ms", 3))
+	line("no rules (the floor)", "", "", "", "", "", pair(floor, 3))
 	for _, r := range results {
 		line(r.values()...)
 	}
@@ -50,11 +50,11 @@ func (r *result) values() []string {
 	return []string{
 		r.row.name,
 		fmt.Sprintf("%.2f s", quantile(r.starts, 0.5).Seconds()),
-		pair(r.changes, "ms", 0),
+		pair(r.changes, 0),
 		fmt.Sprintf("%.3f s", r.perChange().Seconds()),
 		fmt.Sprintf("%d / %d / %d MB", r.agentPeak>>20, r.agentEnd>>20, r.childPeak>>20),
-		pair(r.via, "ms", 3),
-		pair(r.direct, "ms", 3),
+		pair(r.via, 3),
+		pair(r.direct, 3),
 	}
 }
 
@@ -97,6 +97,6 @@ func (r *result) ratios(o *result, floor []time.Duration) []string {
 }
 
 // pair is the p50 and the p99 of a sample in milliseconds.
-func pair(sample []time.Duration, unit string, digits int) string {
-	return fmt.Sprintf("%.*f / %.*f %s", digits, milliseconds(quantile(sample, 0.5)), digits, milliseconds(quantile(sample, 0.99)), unit)
+func pair(sample []time.Duration, digits int) string {
+	return fmt.Sprintf("%.*f / %.*f ms", digits, milliseconds(quantile(sample, 0.5)), digits, milliseconds(quantile(sample, 0.99)))
 }
