@@ -127,7 +127,7 @@ func (d *drift) repair() {
 
 // synced is told of every sync that succeeded.
 func (d *drift) synced(r proxier.Result) {
-	if len(r.Repaired) > 0 {
+	if len(r.Repaired)+len(r.JumpsRepaired) > 0 {
 		d.pacer.Repaired()
 	}
 	if r.Full {
@@ -135,18 +135,26 @@ func (d *drift) synced(r proxier.Result) {
 		// of one's own.
 		d.patrol.Doubt()
 	}
+	d.count(r)
+	d.tick()
+}
+
+// count counts a repair once for each table and word.
+func (d *drift) count(r proxier.Result) {
 	type damage struct {
 		table ruleset.Table
-		kind  proxier.Kind
+		word  string
 	}
 	seen := map[damage]bool{}
 	for _, repair := range r.Repaired {
-		seen[damage{repair.Table, repair.Kind}] = true
+		seen[damage{repair.Table, string(repair.Kind)}] = true
+	}
+	for _, from := range r.JumpsRepaired {
+		seen[damage{from.Table, "jumps"}] = true
 	}
 	for each := range seen {
-		d.family.metrics.CanaryRepaired(d.family.family, string(each.table), string(each.kind))
+		d.family.metrics.CanaryRepaired(d.family.family, string(each.table), each.word)
 	}
-	d.tick()
 }
 
 // tick keeps the metric of the wait true.

@@ -27,6 +27,8 @@ func (k *idleKernel) Restore(_ context.Context, input []byte) error {
 
 func (*idleKernel) ChainNames(context.Context, ruleset.Table) ([]string, error) { return nil, nil }
 
+func (*idleKernel) HasChain(context.Context, ruleset.ChainID) (bool, error) { return true, nil }
+
 func (*idleKernel) EnsureChain(context.Context, ruleset.ChainID) (bool, error) { return true, nil }
 
 func (*idleKernel) EnsureJumps(context.Context, []ruleset.Hook) ([]iptables.Change, error) {

@@ -104,15 +104,21 @@ func (p *Proxier) doubtChains(edits map[ruleset.ChainID]Edit) (known []Repair, n
 }
 
 // logRepair says what was repaired, who had broken it and how long that lasted.
-func logRepair(ctx context.Context, d Damage, repaired []Repair) {
-	if len(repaired) == 0 {
+func logRepair(ctx context.Context, d Damage, r Result) {
+	if len(r.Repaired)+len(r.JumpsRepaired) == 0 {
 		return
 	}
 	const shown = 5
-	var first []string
-	for _, r := range repaired[:min(len(repaired), shown)] {
-		first = append(first, r.String())
+	var first, jumps []string
+	for _, repair := range r.Repaired[:min(len(r.Repaired), shown)] {
+		first = append(first, repair.String())
 	}
-	klog.FromContext(ctx).Info("Repaired chains that another program had changed",
-		"by", cmp.Or(d.By, "unknown"), "chains", len(repaired), "first", first, "after", time.Since(d.At).Round(time.Millisecond))
+	for _, from := range r.JumpsRepaired {
+		jumps = append(jumps, from.String())
+	}
+	fields := []any{"by", cmp.Or(d.By, "unknown"), "chains", len(r.Repaired), "first", first, "jumps", jumps}
+	if !d.IsNone() { // else nobody noticed before the jump rules were looked after
+		fields = append(fields, "after", time.Since(d.At).Round(time.Millisecond))
+	}
+	klog.FromContext(ctx).Info("Repaired chains that another program had changed", fields...)
 }

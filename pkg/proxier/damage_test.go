@@ -19,16 +19,18 @@ func TestRepairWritesOnlyWhatWasDamaged(t *testing.T) {
 		edit   string
 		damage Damage
 		want   Kind // of the one chain that is written, if any
+		jumps  bool // those in PREROUTING are put back
 		outage bool
 	}{
-		{"KUBE-SERVICES is flushed", "*nat\n-F KUBE-SERVICES\nCOMMIT\n", nat("KUBE-SERVICES", Edit{Removed: 6}), Flushed, true},
-		{"KUBE-MARK-MASQ is flushed, nobody knows how", "*nat\n-F KUBE-MARK-MASQ\nCOMMIT\n", nat("KUBE-MARK-MASQ", Edit{}), Changed, true},
-		{"a rule is added", "*nat\n-A KUBE-MARK-MASQ -j ACCEPT\nCOMMIT\n", nat("KUBE-MARK-MASQ", Edit{Added: 1}), Inserted, true},
-		{"a jump is removed", "*nat\n-F PREROUTING\nCOMMIT\n", Damage{Jumps: true}, "", true},
-		{"a final rule is put before a jump", "*nat\n-I PREROUTING -j ACCEPT\nCOMMIT\n", Damage{Jumps: true}, "", true},
-		{"a foreign rule is added beside the jumps", "*nat\n-A PREROUTING -j ACCEPT\nCOMMIT\n", Damage{Jumps: true}, "", false},
-		{"nothing of ours", "*nat\n:OTHER - [0:0]\nCOMMIT\n", nat("OTHER", Edit{Added: 1}), "", false},
-		{"one that nobody wrote", "*nat\n:KUBE-SVC-OTHER - [0:0]\nCOMMIT\n", nat("KUBE-SVC-OTHER", Edit{Added: 1}), "", false},
+		{"KUBE-SERVICES is flushed", "*nat\n-F KUBE-SERVICES\nCOMMIT\n", nat("KUBE-SERVICES", Edit{Removed: 6}), Flushed, false, true},
+		{"KUBE-MARK-MASQ is flushed, nobody knows how", "*nat\n-F KUBE-MARK-MASQ\nCOMMIT\n", nat("KUBE-MARK-MASQ", Edit{}), Changed, false, true},
+		{"a rule is added", "*nat\n-A KUBE-MARK-MASQ -j ACCEPT\nCOMMIT\n", nat("KUBE-MARK-MASQ", Edit{Added: 1}), Inserted, false, true},
+		{"a jump is removed", "*nat\n-F PREROUTING\nCOMMIT\n", Damage{Jumps: true}, "", true, true},
+		{"a final rule is put before a jump", "*nat\n-I PREROUTING -j ACCEPT\nCOMMIT\n", Damage{Jumps: true}, "", true, true},
+		{"a jump is there twice", "*nat\n-A PREROUTING " + render.Hooks()[0].Rule.String() + "\nCOMMIT\n", Damage{Jumps: true}, "", true, false},
+		{"a foreign rule is added beside the jumps", "*nat\n-A PREROUTING -j ACCEPT\nCOMMIT\n", Damage{Jumps: true}, "", false, false},
+		{"nothing of ours", "*nat\n:OTHER - [0:0]\nCOMMIT\n", nat("OTHER", Edit{Added: 1}), "", false, false},
+		{"one that nobody wrote", "*nat\n:KUBE-SVC-OTHER - [0:0]\nCOMMIT\n", nat("KUBE-SVC-OTHER", Edit{Added: 1}), "", false, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -42,11 +44,22 @@ func TestRepairWritesOnlyWhatWasDamaged(t *testing.T) {
 			}
 			tt.damage.By, tt.damage.At = "somebody", time.Now()
 			h.proxier.Repair(tt.damage)
-			if err := h.proxier.Sync(h.context()); err != nil {
+			var log strings.Builder
+			if err := h.proxier.Sync(logTo(h.t.Context(), &log)); err != nil {
 				t.Fatal(err)
 			}
 			if h.last.Full {
 				t.Error("everything was written")
+			}
+			repaired := tt.want != "" || tt.jumps
+			if said := strings.Contains(log.String(), `by="somebody"`); said != repaired {
+				t.Errorf("the log says who did it: %v, want %v:\n%s", said, repaired, &log)
+			}
+			if touched := h.last.Trigger == Touched; touched != repaired {
+				t.Errorf("the sync is because of %q", h.last.Trigger)
+			}
+			if put := slices.Equal(h.last.JumpsRepaired, []ruleset.ChainID{render.Hooks()[0].From}); put != tt.jumps {
+				t.Errorf("jump rules repaired in %v, want %v", h.last.JumpsRepaired, tt.jumps)
 			}
 			var want []Repair
 			for id := range tt.damage.Chains {

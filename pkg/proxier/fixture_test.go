@@ -103,6 +103,11 @@ func (h *host) ChainNames(ctx context.Context, table ruleset.Table) ([]string, e
 	return h.runner.ChainNames(ctx, table)
 }
 
+// HasChain implements Kernel.
+func (h *host) HasChain(ctx context.Context, id ruleset.ChainID) (bool, error) {
+	return h.runner.HasChain(ctx, id)
+}
+
 // EnsureChain implements Kernel.
 func (h *host) EnsureChain(ctx context.Context, id ruleset.ChainID) (bool, error) {
 	return h.runner.EnsureChain(ctx, id)
@@ -132,8 +137,10 @@ func (h *host) sync() {
 func (h *host) context() context.Context { return quiet(h.t.Context()) }
 
 // quiet keeps thousands of syncs from writing to the terminal.
-func quiet(ctx context.Context) context.Context {
-	return klog.NewContext(ctx, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard))))
+func quiet(ctx context.Context) context.Context { return logTo(ctx, io.Discard) }
+
+func logTo(ctx context.Context, w io.Writer) context.Context {
+	return klog.NewContext(ctx, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(w))))
 }
 
 // fresh is what the rules should be.
@@ -181,7 +188,7 @@ func (h *host) mustEqualFresh() {
 		h.t.Errorf("the kernel differs from a fresh rendering: %v", diff)
 	}
 	rules := h.rules()
-	for _, hook := range render.Hooks() {
+	for _, hook := range h.options.Lacks.Hooks() {
 		if n := countJumps(rules, hook); n != 1 {
 			h.t.Errorf("%d jumps from %s to %s, want 1", n, hook.From, hook.Rule.Target())
 		}

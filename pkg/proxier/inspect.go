@@ -164,6 +164,8 @@ type inspection struct {
 	p      *Proxier
 	table  ruleset.Table
 	writes uint64
+	// hooks are the jump rules that should be there, as this kernel takes them.
+	hooks []ruleset.Hook
 	// seen counts the chains that were written and are there.
 	seen  int
 	found Damage
@@ -172,7 +174,7 @@ type inspection struct {
 func (p *Proxier) beginInspection(table ruleset.Table) (*inspection, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	i := &inspection{p: p, table: table, writes: p.counted.writes.Load()}
+	i := &inspection{p: p, table: table, writes: p.counted.writes.Load(), hooks: p.opts.Lacks.Hooks()}
 	i.found = Damage{Chains: map[ruleset.ChainID]Edit{}, At: time.Now()}
 	return i, !p.doubt.isRaised()
 }
@@ -181,7 +183,7 @@ func (p *Proxier) beginInspection(table ruleset.Table) (*inspection, bool) {
 // had when it was right.
 func (i *inspection) see(chain iptables.SavedChain) error {
 	if render.IsHooked(chain.ChainID) {
-		i.found.Jumps = i.found.Jumps || !iptables.JumpsInPlace(render.Hooks(), chain.Decode())
+		i.found.Jumps = i.found.Jumps || !iptables.JumpsInPlace(i.hooks, chain.Decode())
 		return nil
 	}
 	i.p.mu.Lock()

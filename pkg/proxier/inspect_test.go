@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/miniproxy/miniproxy/pkg/iptables"
+	"github.com/miniproxy/miniproxy/pkg/render"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
@@ -183,56 +184,72 @@ func TestInspectTable(t *testing.T) {
 		want  Kind
 		jumps bool
 	}{
-		{"nothing", "", "", false},
-		{"a foreign chain", ":OTHER - [0:0]\n-A OTHER -j RETURN\n-A PREROUTING -j OTHER", "", false},
-		{"flushed", "-F KUBE-MARK-MASQ", Flushed, false},
-		{"a rule more", "-A KUBE-MARK-MASQ -j RETURN", Inserted, false},
-		{"another rule", "-F KUBE-MARK-MASQ\n-A KUBE-MARK-MASQ -j RETURN", Replaced, false},
-		{"a jump is lost", "-F PREROUTING", "", true},
-		{"a jump is out of reach", "-I PREROUTING 1 -j ACCEPT", "", true},
+		{"nothing", "*nat", "", false},
+		{"a foreign chain", "*nat\n:OTHER - [0:0]\n-A OTHER -j RETURN\n-A PREROUTING -j OTHER", "", false},
+		{"flushed", "*nat\n-F KUBE-MARK-MASQ", Flushed, false},
+		{"a rule more", "*nat\n-A KUBE-MARK-MASQ -j RETURN", Inserted, false},
+		{"another rule", "*nat\n-F KUBE-MARK-MASQ\n-A KUBE-MARK-MASQ -j RETURN", Replaced, false},
+		{"a jump is lost", "*nat\n-F PREROUTING", "", true},
+		{"a jump is lost in table filter", "*filter\n-F FORWARD", "", true},
+		{"a jump is out of reach", "*nat\n-I PREROUTING 1 -j ACCEPT", "", true},
+	}
+	kernels := map[string]render.Lacks{
+		"":                       {},
+		" without xt_comment":    {Comment: true},
+		" without xt_conntrack":  {Conntrack: true},
+		" without both of these": {Comment: true, Conntrack: true},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			h := newHost(t)
-			h.fill(5)
-			h.sync()
-			inspect := func() Damage {
-				t.Helper()
-				found, err := h.proxier.InspectTable(h.context(), h.runner, ruleset.NAT)
-				if err != nil {
+		for without, lacks := range kernels {
+			t.Run(tt.name+without, func(t *testing.T) {
+				h := newHost(t)
+				h.options = h.options.Without(lacks, nil)
+				h.fill(5)
+				h.sync()
+				if found := h.inspectTables(); !found.IsNone() {
+					t.Fatalf("at first: %+v", found)
+				}
+				h.write(tt.edit + "\nCOMMIT\n")
+				found := h.inspectTables()
+				if found.Jumps != tt.jumps {
+					t.Errorf("jumps damaged: %t, want %t", found.Jumps, tt.jumps)
+				}
+				kinds := map[ruleset.ChainID]Kind{}
+				for id, edit := range found.Chains {
+					last, _ := h.proxier.ledger.last(id)
+					kinds[id] = edit.kind(last.rules)
+				}
+				want := map[ruleset.ChainID]Kind{}
+				if tt.want != "" {
+					want[markMasqID()] = tt.want
+				}
+				if !maps.Equal(kinds, want) {
+					t.Errorf("found %v, want %v", kinds, want)
+				}
+				h.proxier.Repair(found)
+				if err := h.proxier.Sync(h.context()); err != nil {
 					t.Fatal(err)
 				}
-				return found
-			}
-			if found := inspect(); !found.IsNone() {
-				t.Fatalf("at first: %+v", found)
-			}
-			h.write("*nat\n" + tt.edit + "\nCOMMIT\n")
-			found := inspect()
-			if found.Jumps != tt.jumps {
-				t.Errorf("jumps damaged: %t, want %t", found.Jumps, tt.jumps)
-			}
-			kinds := map[ruleset.ChainID]Kind{}
-			for id, edit := range found.Chains {
-				last, _ := h.proxier.ledger.last(id)
-				kinds[id] = edit.kind(last.rules)
-			}
-			want := map[ruleset.ChainID]Kind{}
-			if tt.want != "" {
-				want[markMasqID()] = tt.want
-			}
-			if !maps.Equal(kinds, want) {
-				t.Errorf("found %v, want %v", kinds, want)
-			}
-			h.proxier.Repair(found)
-			if err := h.proxier.Sync(h.context()); err != nil {
-				t.Fatal(err)
-			}
-			if found := inspect(); !found.IsNone() {
-				t.Errorf("after the repair: %+v", found)
-			}
-		})
+				if found := h.inspectTables(); !found.IsNone() {
+					t.Errorf("after the repair: %+v", found)
+				}
+			})
+		}
 	}
+}
+
+// inspectTables is a look at both tables that must succeed.
+func (h *host) inspectTables() Damage {
+	h.t.Helper()
+	var sum Damage
+	for _, table := range render.Tables() {
+		found, err := h.proxier.InspectTable(h.context(), h.runner, table)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		sum.Add(found)
+	}
+	return sum
 }
 
 func TestInspectTableFindsWhatIsGone(t *testing.T) {

@@ -45,6 +45,9 @@ func TestJumpsAreLookedAfter(t *testing.T) {
 		h := newHost(t)
 		h.fill(3)
 		h.sync()
+		if len(h.last.JumpsRepaired) > 0 {
+			t.Errorf("the first jump rules count as a repair of those in %v", h.last.JumpsRepaired)
+		}
 		const jump = `PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES`
 		h.write("*nat\n-D " + jump + "\nCOMMIT\n")
 		h.write("*nat\n-F KUBE-SERVICES\nCOMMIT\n")
@@ -57,8 +60,8 @@ func TestJumpsAreLookedAfter(t *testing.T) {
 		}
 		time.Sleep(jumpPeriod)
 		h.sync()
-		if !h.last.Full || h.last.Trigger != Touched {
-			t.Errorf("full %v because of %q", h.last.Full, h.last.Trigger)
+		if !h.last.Full || h.last.Trigger != Touched || len(h.last.JumpsRepaired) != 1 {
+			t.Errorf("full %v because of %q, with the jump rules of %v", h.last.Full, h.last.Trigger, h.last.JumpsRepaired)
 		}
 		time.Sleep(jumpPeriod)
 		h.kernel.SetLocked(true)

@@ -26,6 +26,8 @@ type Kernel interface {
 	Restore(ctx context.Context, input []byte) error
 	// ChainNames lists the chains of a table.
 	ChainNames(ctx context.Context, table ruleset.Table) ([]string, error)
+	// HasChain reports whether a chain exists. An error leaves that open.
+	HasChain(ctx context.Context, id ruleset.ChainID) (bool, error)
 	// EnsureChain creates a chain if it does not exist.
 	EnsureChain(ctx context.Context, id ruleset.ChainID) (created bool, err error)
 	// EnsureJumps makes each hook stand once in its chain, in this order, and says
@@ -59,8 +61,10 @@ type Result struct {
 	Full     bool
 	Duration time.Duration
 	// Repaired are the chains that were written again because somebody else had touched
-	// them, in a sync that is not full.
-	Repaired []Repair
+	// them, and JumpsRepaired the built-in ones that got their jump rules again. A sync that
+	// was to write everything from the first has none: nobody knew what was damaged.
+	Repaired      []Repair
+	JumpsRepaired []ruleset.ChainID
 	// Outage says that packets did not meet all of the rules for a time, or may not
 	// have: in a full sync, and where chains or jump rules had been taken away.
 	// Connections that began then may not lead where they should.
@@ -99,9 +103,10 @@ type Proxier struct {
 	// damage is what somebody else did to single chains.
 	damage damage
 	// jumpsChecked is when the jump rules were last looked at, and jumpsCost how long that
-	// took.
+	// took. jumpChanges is what the last sync did to them.
 	jumpsChecked time.Time
 	jumpsCost    time.Duration
+	jumpChanges  []iptables.Change
 
 	opts       render.Options
 	units      *units
@@ -168,15 +173,14 @@ func (p *Proxier) Sync(ctx context.Context) error {
 	start := time.Now()
 	trigger, detail := p.doubt.settle()
 	full := trigger != Change
+	repairing := !full
 	damage := p.damage.take()
+	p.jumpChanges = nil
 	var repaired []Repair
 	var damaged []model.ServicePortName
-	if !full {
+	if repairing {
 		repaired, damaged = p.doubtChains(damage.Chains)
 		p.loseRefused(damaged)
-		if len(repaired) > 0 {
-			trigger = Touched
-		}
 		if damage.Jumps {
 			// They are put in place after the chains that they lead to.
 			p.jumpsChecked = time.Time{}
@@ -193,28 +197,38 @@ func (p *Proxier) Sync(ctx context.Context) error {
 	if err != nil {
 		p.doubt.raise(Failure, "")
 	}
+	var jumpsRepaired []ruleset.ChainID
+	if repairing {
+		jumpsRepaired = changedChains(p.jumpChanges)
+	}
+	if len(repaired)+len(jumpsRepaired) > 0 {
+		trigger = Touched
+	}
 
 	result := Result{
-		Family:    p.family,
-		Err:       err,
-		Trigger:   trigger,
-		Full:      full,
-		Duration:  time.Since(start),
-		Repaired:  repaired,
-		Outage:    full || len(repaired) > 0 || w.jumpsMissing,
-		Options:   p.opts,
-		Snapshot:  snapshot,
-		Changes:   p.unsynced,
-		Total:     maps.Clone(p.ledger.rules),
-		Written:   w.rules,
-		Conflicts: p.conflicts,
-		Refusals:  p.refusals(),
+		Family:        p.family,
+		Err:           err,
+		Trigger:       trigger,
+		Full:          full,
+		Duration:      time.Since(start),
+		Repaired:      repaired,
+		JumpsRepaired: jumpsRepaired,
+		Outage:        full || len(repaired) > 0 || bypassed(p.jumpChanges),
+		Options:       p.opts,
+		Snapshot:      snapshot,
+		Changes:       p.unsynced,
+		Total:         maps.Clone(p.ledger.rules),
+		Written:       w.rules,
+		Conflicts:     p.conflicts,
+		Refusals:      p.refusals(),
+
+		NoLocalInternal: p.units.noLocalInternal,
+		NoLocalExternal: p.units.noLocalExternal,
 	}
-	result.NoLocalInternal, result.NoLocalExternal = p.units.noLocalInternal, p.units.noLocalExternal
 	if err == nil {
 		p.unsynced = tracker.Changes{}
 		logResult(klog.FromContext(ctx), result, detail)
-		logRepair(ctx, damage, repaired)
+		logRepair(ctx, damage, result)
 	}
 	p.observer.Synced(ctx, result)
 	return err
@@ -228,9 +242,12 @@ func (p *Proxier) write(ctx context.Context, snapshot model.Snapshot, full bool)
 	good := p.units
 	w := p.newWriter(full)
 	names, err := p.syncProxyRules(ctx, w, snapshot, full)
-	for suspects := p.blamed(err); iptables.IsRefused(err); suspects = nil {
+	undo := func() {
 		good.restore()
 		names = merge(names, p.unsynced.ServicePorts) // with those that came meanwhile
+	}
+	for suspects := p.blamed(err); iptables.IsRefused(err); suspects = nil {
+		undo()
 		if !p.contain(ctx, snapshot, good, suspects, names) {
 			break
 		}
@@ -239,8 +256,7 @@ func (p *Proxier) write(ctx context.Context, snapshot model.Snapshot, full bool)
 		names, err = p.syncProxyRules(ctx, w, snapshot, full)
 	}
 	if err != nil {
-		good.restore()
-		names = merge(names, p.unsynced.ServicePorts) // with those that came meanwhile
+		undo()
 		// Nobody knows which of these the kernel holds, so that none of them can be kept.
 		for _, name := range names {
 			good.replace(name, nil)

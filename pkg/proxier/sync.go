@@ -31,7 +31,7 @@ func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.
 		w.expect(countChains(snapshot), opts.Bare)
 	}
 
-	jumpsInPlace := full && p.settings.JumpsFirst && p.jumpsComeFirst(ctx, w)
+	jumpsInPlace := full && p.settings.JumpsFirst && p.jumpsComeFirst(ctx)
 	for _, chain := range render.Fixed(opts) {
 		w.write(chain, nil)
 	}
@@ -47,7 +47,7 @@ func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.
 		return dirty, err
 	}
 	if full && !jumpsInPlace || p.jumpsChecked.IsZero() {
-		if w.jumpsMissing, err = p.ensureJumps(ctx); err != nil {
+		if err := p.ensureJumps(ctx); err != nil {
 			return dirty, err
 		}
 	}

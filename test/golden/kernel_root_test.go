@@ -53,6 +53,15 @@ func (k realKernel) ChainNames(ctx context.Context, table ruleset.Table) (names 
 	return names, err
 }
 
+// HasChain implements proxier.Kernel.
+func (k realKernel) HasChain(ctx context.Context, id ruleset.ChainID) (found bool, err error) {
+	err = k.host.Do(func() error {
+		found, err = k.runner.HasChain(ctx, id)
+		return err
+	})
+	return found, err
+}
+
 // EnsureChain implements proxier.Kernel.
 func (k realKernel) EnsureChain(ctx context.Context, id ruleset.ChainID) (created bool, err error) {
 	err = k.host.Do(func() error {
