@@ -88,7 +88,7 @@ func (a *agent) run(ctx context.Context) error {
 		start("watch the cluster", func(ctx context.Context) error { return source.Run(ctx, a) })
 		start("watch the configuration", a.watchConfig)
 		for _, f := range a.families {
-			start(f.family.String(), f.run)
+			start(f.family.String(), func(ctx context.Context) error { f.run(ctx); return nil })
 		}
 	} else {
 		failure = untilDone(ctx, failure)

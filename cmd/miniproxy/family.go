@@ -109,26 +109,24 @@ func pace(c *config.Config) proxier.Pace {
 }
 
 // run keeps the family's rules until the context ends.
-func (f *familyAgent) run(ctx context.Context) error {
+func (f *familyAgent) run(ctx context.Context) {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("family", f.family.String()))
 	f.tellLacks(ctx)
 	select {
 	case <-ctx.Done():
-		return nil
+		return
 	case <-f.begun:
 	}
 	watch := canary.New(f.canaries(), f.config.SyncPeriod, f.touched)
 	var parts sync.WaitGroup
-	var err error
 	parts.Go(func() {
 		f.untilWorthWatching(ctx)
-		parts.Go(func() { err = watch.Run(ctx) })
+		parts.Go(func() { watch.Run(ctx) })
 		f.drift.run(ctx, watch)
 	})
 	parts.Go(func() { f.healthPorts.Run(ctx) })
 	f.runner.Run(ctx)
 	parts.Wait()
-	return err
 }
 
 // longestStart is how long the first sync of one family may keep another one from being

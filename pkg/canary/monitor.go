@@ -26,9 +26,6 @@ const ChainName = "KUBE-PROXY-CANARY"
 // leave the others.
 var tables = [...]ruleset.Table{ruleset.Mangle, ruleset.NAT, ruleset.Filter}
 
-// lastingFailures is how many polls in a row must fail before the log says so.
-const lastingFailures = 3
-
 // Chains looks at and makes chains of one IP family.
 type Chains interface {
 	// HasRule reports whether the chain exists and holds the rule. It must give an
@@ -86,8 +83,8 @@ type Monitor struct {
 	// missing are the tables without a canary, each with what is to be reported
 	// once it has one: nothing for a table that was never tried.
 	missing map[ruleset.Table]Cause
-	// failures counts the polls in a row that could not look, or not make a canary.
-	failures int
+	// failures are the polls in a row that could not look, or not make a canary.
+	failures streak
 }
 
 // A look takes at most one part in pollShare of the time, and comes after mostPeriods at
@@ -108,6 +105,11 @@ func New(chains Chains, period time.Duration, onTouched func(Report)) *Monitor {
 		onTouched: onTouched,
 		wake:      make(chan struct{}, 1),
 		missing:   map[ruleset.Table]Cause{},
+		failures: streak{
+			lasts: "Canary chains cannot be watched: a flush would go unnoticed",
+			ends:  "Canary chains are watched again",
+			once:  "Canary chains could not be watched this time",
+		},
 	}
 	for _, table := range tables {
 		m.missing[table] = ""
@@ -115,15 +117,15 @@ func New(chains Chains, period time.Duration, onTouched func(Report)) *Monitor {
 	return m
 }
 
-// Run makes the canaries and watches them until ctx is done; then it returns nil.
-func (m *Monitor) Run(ctx context.Context) error {
+// Run makes the canaries and watches them until ctx is done.
+func (m *Monitor) Run(ctx context.Context) {
 	m.wanted.Store(true)
 	for {
 		start := time.Now()
 		m.poll(ctx)
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-time.After(max(m.period, min(pollShare*time.Since(start), mostPeriods*m.period))):
 			m.wanted.Store(true)
 		case <-m.wake:
@@ -161,7 +163,7 @@ func (m *Monitor) poll(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	m.logFailure(ctx, errors.Join(lookErr, makeErr))
+	m.failures.log(ctx, errors.Join(lookErr, makeErr))
 	// Who pokes during a look that Restore asked for must hear of what this one puts
 	// back, and of what the next one finds.
 	if !wanted && !m.wanted.Load() {
@@ -213,23 +215,4 @@ func (m *Monitor) make(ctx context.Context) (made map[Cause][]ruleset.Table, err
 		made[cause] = append(made[cause], table)
 	}
 	return made, errors.Join(errs...)
-}
-
-// logFailure logs that canaries cannot be watched, once and only when it lasts:
-// that the lock is held for a moment is nobody's concern.
-func (m *Monitor) logFailure(ctx context.Context, err error) {
-	logger := klog.FromContext(ctx)
-	if err == nil {
-		if m.failures >= lastingFailures {
-			logger.Info("Canary chains are watched again")
-		}
-		m.failures = 0
-		return
-	}
-	m.failures++
-	if m.failures == lastingFailures {
-		logger.Error(err, "Canary chains cannot be watched: a flush would go unnoticed", "attempts", m.failures)
-		return
-	}
-	logger.V(4).Info("Canary chains could not be watched this time", "err", err)
 }

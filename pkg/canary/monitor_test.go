@@ -3,6 +3,7 @@ package canary
 import (
 	"context"
 	"errors"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -253,14 +254,16 @@ func TestMonitorWritesOnlyWhatIsMissing(t *testing.T) {
 func TestMonitorRunEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- New(newTableSet(), period, func(Report) {}).Run(ctx) }()
+		ended := make(chan struct{})
+		go func() { defer close(ended); New(newTableSet(), period, func(Report) {}).Run(ctx) }()
 		synctest.Wait()
 		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: got %v, want nil", err)
-		}
+		<-ended
 	})
+}
+
+func logTo(ctx context.Context, w io.Writer) context.Context {
+	return klog.NewContext(ctx, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(w))))
 }
 
 // A failure is in the log once when it lasts, and once when it is over.
@@ -281,8 +284,7 @@ func TestMonitorLogsLastingFailureOnce(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var log strings.Builder
-				logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
-				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
+				ctx, cancel := context.WithCancel(logTo(t.Context(), &log))
 				defer cancel()
 				kernel := newTableSet()
 				go New(kernel, period, func(Report) {}).Run(ctx)
@@ -340,8 +342,8 @@ func TestPokeAndRestore(t *testing.T) {
 				var reports []string
 				m := New(kernel, period, func(r Report) { reports = append(reports, r.String()) })
 				ctx, stop := context.WithCancel(t.Context())
-				ended := make(chan error, 1)
-				go func() { ended <- m.Run(ctx) }()
+				ended := make(chan struct{})
+				go func() { defer close(ended); m.Run(ctx) }()
 				synctest.Wait()
 				kernel.flush(ruleset.NAT)
 				kernel.during(func() { tt.ask(m) })

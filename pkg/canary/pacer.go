@@ -1,6 +1,7 @@
 package canary
 
 import (
+	"math"
 	"sync"
 	"time"
 )
@@ -13,6 +14,9 @@ const (
 	freeRepairs = 10
 	firstWait   = time.Second
 	longestWait = time.Minute
+	// mostRepairs is where the wait no longer grows: the sixth time that it is doubled makes
+	// it longer than the longest.
+	mostRepairs = freeRepairs + 6
 	// forgetAfter is how long it takes for one repair to be forgotten. It is longer than
 	// longestWait, so that a fight that goes on never comes down from it.
 	forgetAfter = 2 * time.Minute
@@ -103,16 +107,14 @@ func (p *Pacer) Stop() {
 	defer p.mu.Unlock()
 	if p.timer != nil {
 		p.timer.Stop()
+		p.timer = nil
 	}
 }
-
-// mostRepairs is where the wait no longer grows.
-const mostRepairs = freeRepairs + 7
 
 // wait doubles with each repair that was not free.
 func (p *Pacer) wait() time.Duration {
 	p.decay()
-	n := int(p.level) - freeRepairs
+	n := int(math.Ceil(p.level)) - freeRepairs // each counts until it is quite forgotten
 	if n < 0 {
 		return 0
 	}

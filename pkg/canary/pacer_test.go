@@ -56,7 +56,7 @@ func TestFightBacksOff(t *testing.T) {
 		defer o.Stop()
 		o.Damaged("rival (pid 7)")
 		time.Sleep(10 * time.Minute)
-		want := []int{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 4, 8, 16, 32}
+		want := []int{0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 4, 8, 16, 32} // after the first, second, … repair
 		got := o.waits()
 		if !slices.Equal(got[:len(want)], want) {
 			t.Errorf("waited %v seconds, want %v at first", got, want)
@@ -68,10 +68,10 @@ func TestFightBacksOff(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if first := o.fights[0]; first != (Fight{By: "rival (pid 7)", Repairs: 11, Wait: time.Second}) {
+		if first := o.fights[0]; first != (Fight{By: "rival (pid 7)", Repairs: freeRepairs, Wait: time.Second}) {
 			t.Errorf("the fight began as %+v", first)
 		}
-		if delayed := len(got) - 10; len(o.fights) < delayed || len(o.fights) > delayed+1 {
+		if delayed := len(got) - (freeRepairs - 1); len(o.fights) < delayed || len(o.fights) > delayed+1 {
 			t.Errorf("%d reports of %d repairs that waited", len(o.fights), delayed)
 		}
 		if got := o.Wait(); got != time.Minute {
@@ -144,14 +144,24 @@ func TestStormIsNoFight(t *testing.T) {
 	})
 }
 
-func TestStoppedPacerRepairsNothing(t *testing.T) {
+func TestStopForgetsWhatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := NewPacer(func() { t.Error("repaired after the end") }, func(Fight) {})
+		var repairs atomic.Int32
+		p := NewPacer(func() { repairs.Add(1) }, func(Fight) {})
 		for range freeRepairs + 1 {
 			p.Repaired()
 		}
 		p.Damaged("late")
 		p.Stop()
-		time.Sleep(time.Hour)
+		time.Sleep(time.Minute)
+		if n := repairs.Load(); n != 0 {
+			t.Errorf("%d repairs after the end", n)
+		}
+		p.Damaged("after the end")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := repairs.Load(); n != 1 {
+			t.Errorf("%d repairs of what came later, want one", n)
+		}
 	})
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"sync"
 	"time"
-
-	"k8s.io/klog/v2"
 )
 
 // Verdict is what a glance at the tables tells.
@@ -69,14 +67,25 @@ type Patrol struct {
 	// doubtFrom and movedFrom are when the next look for such a reason may begin: the
 	// first one is not to wait.
 	doubtFrom, movedFrom time.Time
-	failures             int
+	// failures are the glances and looks that failed since one told how things are.
+	failures streak
 }
 
 // NewPatrol returns a Patrol that glances at the tables at intervals of glance, and
 // looks at everything about once in a period, unless the glances say that there is
 // nothing to see.
 func NewPatrol(inspector Inspector, glance, period time.Duration) *Patrol {
-	return &Patrol{inspector: inspector, glance: glance, period: period, wake: make(chan struct{}, 1)}
+	return &Patrol{
+		inspector: inspector,
+		glance:    glance,
+		period:    period,
+		wake:      make(chan struct{}, 1),
+		failures: streak{
+			lasts: "The rules in the kernel cannot be compared with what was written",
+			ends:  "The rules in the kernel are compared again with what was written",
+			once:  "The rules in the kernel could not be looked at this time",
+		},
+	}
 }
 
 // Doubt asks for a look at everything, because notices were missed or everything was
@@ -142,13 +151,15 @@ func (p *Patrol) walk(ctx context.Context) {
 	}
 	verdict, err := p.inspector.Glance(ctx)
 	if err != nil {
-		p.logFailure(ctx, err)
+		p.failures.log(ctx, err)
 		return
 	}
 	due := p.everythingAt.Add(max(p.period, dueShare*p.cost))
 	again := p.lookedAt.Add(reasonShare * p.cost) // if the last one failed
 	switch now := time.Now(); {
 	case verdict == Unchanged:
+		// Any other glance only leads to a look, which may fail again and again.
+		p.failures.log(ctx, nil)
 	case !now.Before(due) && !now.Before(again):
 		p.look(ctx, true)
 	case verdict == Moved && !now.Before(p.movedFrom):
@@ -164,7 +175,9 @@ func (p *Patrol) look(ctx context.Context, everything bool) {
 	if everything && outcome.Complete {
 		p.everythingAt = p.lookedAt
 	}
-	p.logFailure(ctx, err)
+	if err != nil || outcome.Complete {
+		p.failures.log(ctx, err)
+	}
 	if doubted {
 		p.doubtFrom = p.lookedAt.Add(reasonShare * p.cost)
 	}
@@ -181,19 +194,4 @@ func (p *Patrol) takeDoubt() bool {
 	doubted := !p.firstDoubt.IsZero()
 	p.firstDoubt, p.lastDoubt = time.Time{}, time.Time{}
 	return doubted
-}
-
-// logFailure logs that the rules cannot be looked at, once and only when it lasts.
-func (p *Patrol) logFailure(ctx context.Context, err error) {
-	if err == nil || ctx.Err() != nil {
-		p.failures = 0
-		return
-	}
-	p.failures++
-	logger := klog.FromContext(ctx)
-	if p.failures == lastingFailures {
-		logger.Error(err, "The rules in the kernel cannot be compared with what was written", "attempts", p.failures)
-		return
-	}
-	logger.V(4).Info("The rules in the kernel could not be looked at this time", "err", err)
 }

@@ -1,9 +1,12 @@
 package canary
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"io"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -18,6 +21,7 @@ type post struct {
 	cost     time.Duration
 	unquiet  bool // the rules are always being written
 	err      error
+	lookErr  error // of looks alone
 	glances  int
 	all, few []time.Duration
 }
@@ -39,16 +43,23 @@ func (p *post) Look(_ context.Context, everything bool) (Outcome, error) {
 		p.few = append(p.few, at)
 	}
 	time.Sleep(p.cost)
-	return Outcome{Complete: !p.unquiet && p.err == nil, Cost: p.cost}, p.err
+	err := cmp.Or(p.err, p.lookErr)
+	return Outcome{Complete: !p.unquiet && err == nil, Cost: p.cost}, err
 }
 
 // patrol runs a Patrol while during runs.
 func patrol(t *testing.T, p *post, during func(*Patrol)) {
 	t.Helper()
+	patrolLogging(t, p, io.Discard, during)
+}
+
+// patrolLogging keeps what is logged, too.
+func patrolLogging(t *testing.T, p *post, log io.Writer, during func(*Patrol)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		p.began = time.Now()
 		walk := NewPatrol(p, time.Second, time.Minute)
-		ctx, stop := context.WithCancel(t.Context())
+		ctx, stop := context.WithCancel(logTo(t.Context(), log))
 		ended := make(chan struct{})
 		go func() { defer close(ended); walk.Run(ctx) }()
 		synctest.Wait()
@@ -156,6 +167,57 @@ func TestPatrolOutlivesFailures(t *testing.T) {
 	})
 	if len(p.all) < 8 || len(p.all) > 12 {
 		t.Errorf("looked %d times in the ten minutes in which that was possible", len(p.all))
+	}
+}
+
+// A failure is in the log when it lasts, and when that is over: one now and then is not.
+func TestPatrolLogsLastingFailures(t *testing.T) {
+	bad := errors.New("no buffer space")
+	const lasts, over = "cannot be compared", "are compared again"
+	for _, tt := range []struct {
+		name    string
+		verdict Verdict
+		// fails and then works say how long, and rounds how often.
+		fails, works time.Duration
+		rounds       int
+		want         []string
+	}{
+		{"a glance that fails once an hour", Unchanged, time.Second, time.Hour, 10, nil},
+		{"glances that fail for a while", Unchanged, time.Minute, time.Hour, 2, []string{lasts, over, lasts, over}},
+		{"where each look is needed", Unsure, 5 * time.Minute, 5 * time.Minute, 1, []string{lasts, over}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := &post{verdict: tt.verdict}
+			fail := func(err error) {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				p.err = err
+			}
+			var log strings.Builder
+			patrolLogging(t, p, &log, func(*Patrol) {
+				time.Sleep(time.Second / 2) // between two glances
+				for range tt.rounds {
+					fail(bad)
+					time.Sleep(tt.fails)
+					fail(nil)
+					time.Sleep(tt.works)
+				}
+			})
+			lines := slices.Collect(strings.Lines(log.String()))
+			if !slices.EqualFunc(lines, tt.want, strings.Contains) {
+				t.Errorf("got %q, want %q", lines, tt.want)
+			}
+		})
+	}
+}
+
+// Looks that fail are said to, although the glances between them do not.
+func TestPatrolLogsLooksThatFail(t *testing.T) {
+	p := &post{verdict: Moved, lookErr: errors.New("no program")}
+	var log strings.Builder
+	patrolLogging(t, p, &log, sleepFor(time.Minute))
+	if n := strings.Count(log.String(), "cannot be compared"); n != 1 {
+		t.Errorf("in the log %d times, want once:\n%s", n, &log)
 	}
 }
 
