@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,9 @@ type Feature struct {
 // moment of a probe; one that was killed in that moment leaves it to the next one.
 const probeChain = "KUBE-PROXY-PROBE"
 
+// probeTables are the tables in which features can be tried.
+var probeTables = []ruleset.Table{ruleset.Mangle, ruleset.Filter, ruleset.NAT}
+
 // IsProbe reports whether a chain is a rest of a probe that was killed.
 func IsProbe(id ruleset.ChainID) bool { return id.Name == probeChain }
 
@@ -42,39 +46,15 @@ func (r *Runner) Probe(ctx context.Context, features []Feature) (missing map[str
 	if err := r.try(ctx, bare(features)); err != nil {
 		return nil, err
 	}
-	missing = map[string]error{}
-	if err := r.narrow(ctx, features, err, missing); err != nil {
+	refused, err := Narrow(features, func(part []Feature) error { return r.try(ctx, part) })
+	if err != nil {
 		return nil, err
 	}
+	missing = map[string]error{}
+	for _, culprit := range refused {
+		missing[culprit.Item.Name] = culprit.Err
+	}
 	return missing, nil
-}
-
-// narrow halves features that are refused with an error until single ones are left,
-// and believes of none that it is missing before it has been refused twice.
-func (r *Runner) narrow(ctx context.Context, features []Feature, refused error, missing map[string]error) error {
-	if len(features) > 1 {
-		half := len(features) / 2
-		for _, part := range [][]Feature{features[:half], features[half:]} {
-			if refused = r.try(ctx, part); refused == nil {
-				continue
-			}
-			if !IsRefused(refused) {
-				return refused
-			}
-			if err := r.narrow(ctx, part, refused, missing); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	switch err := r.try(ctx, features); {
-	case err == nil:
-		return nil
-	case !IsRefused(err):
-		return err
-	}
-	missing[features[0].Name] = refused
-	return nil
 }
 
 // try writes the rules of features, and removes them again.
@@ -83,21 +63,20 @@ func (r *Runner) try(ctx context.Context, features []Feature) error {
 	for _, f := range features {
 		rules[f.Table] = append(rules[f.Table], f.Rules...)
 	}
-	var write, remove ruleset.Transaction
-	for _, table := range []ruleset.Table{ruleset.Mangle, ruleset.Filter, ruleset.NAT} {
-		if rules, used := rules[table]; used {
-			chain := ruleset.Chain{ChainID: ruleset.ChainID{Table: table, Name: probeChain}, Rules: rules}
-			write.Tables = append(write.Tables, ruleset.TableChange{Table: table, Write: []ruleset.Chain{chain}})
-			remove.Tables = append(remove.Tables, ruleset.TableChange{Table: table, Delete: []string{probeChain}})
-		}
+	write, remove := ruleset.NewBuilder(probeTables...), ruleset.NewBuilder(probeTables...)
+	for table, rules := range rules {
+		id := ruleset.ChainID{Table: table, Name: probeChain}
+		write.Write(ruleset.Chain{ChainID: id, Rules: rules})
+		remove.Delete(id)
 	}
-	err := r.Restore(ctx, remove.Append(write.Append(nil)))
+	removal := bytes.Join(remove.Take(), nil)
+	err := r.Restore(ctx, append(bytes.Join(write.Take(), nil), removal...))
 	if err == nil {
 		return nil
 	}
 	if IsRefused(err) {
 		// Tables before the refused one were written.
-		err = errors.Join(err, r.Restore(ctx, remove.Append(nil)))
+		err = errors.Join(err, r.Restore(ctx, removal))
 	}
 	return fmt.Errorf("probe the %v tables: %w", r.family, err)
 }

@@ -45,7 +45,7 @@ func TestProbeRuns(t *testing.T) {
 				}
 				return nil
 			},
-			runs: 5, // all, its removal, none, two halves
+			runs: 4, // all, its removal, none, all
 		},
 		{
 			name: "locked halfway",
@@ -70,7 +70,7 @@ func TestProbeRuns(t *testing.T) {
 				return nil
 			},
 			want: []string{"recent"},
-			runs: 2 + 1 + 2 + 1 + 2 + 2 + 1, // all, none, first half, statistic, recent, recent again, second half
+			runs: 2 + 1 + 2 + 2 + 1 + 2 + 2 + 1, // all, none, all, first half, statistic, recent, recent again, second half
 		},
 	}
 	for _, test := range tests {

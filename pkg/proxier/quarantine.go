@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -48,47 +47,77 @@ const groupSize = 100
 
 // contain finds out which of the Service ports that were to be written made the
 // kernel refuse a transaction, among the suspects first, and puts them aside. It
-// reports whether there are any; if not, something else is wrong.
+// reports whether there are any; if not, something else is wrong. If nothing can be
+// written for now, it puts aside what it has found, and leaves it at that.
 func (p *Proxier) contain(ctx context.Context, snapshot model.Snapshot, before *units,
 	suspects, names []model.ServicePortName) bool {
 	if p.try(ctx, snapshot, p.opts, nil) != nil {
 		// Not even what belongs to no Service is taken.
 		return false
 	}
-	refused := p.isolate(ctx, snapshot, p.atLarge(suspects))
-	if len(refused) == 0 {
-		for group := range slices.Chunk(p.atLarge(names), groupSize) {
-			maps.Copy(refused, p.isolate(ctx, snapshot, group))
-		}
-	}
-	for name, err := range refused {
-		r := &Refusal{Name: name, Since: time.Now(), good: before.byName[name]}
-		r.fail(err)
-		p.quarantine[name] = r
-		fields := []any{"servicePort", name.String()}
-		if refused, ok := errors.AsType[*iptables.RestoreError](err); ok {
+	refused, err := p.isolate(ctx, snapshot, suspects, names)
+	for _, culprit := range refused {
+		r := &Refusal{Name: culprit.Item, Since: time.Now(), good: before.byName[culprit.Item]}
+		r.KeepsRules = r.good != nil
+		r.fail(culprit.Err)
+		p.quarantine[r.Name] = r
+		fields := []any{"servicePort", r.Name.String()}
+		if refused, ok := errors.AsType[*iptables.RestoreError](r.Err); ok {
 			fields = append(fields, "lines", refused.Excerpt())
 		}
-		klog.FromContext(ctx).Error(err, "The rules of a Service port are refused; the others are not affected", fields...)
+		klog.FromContext(ctx).Error(r.Err, "The rules of a Service port are refused; the others are not affected", fields...)
 	}
-	return len(refused) > 0 || p.forsake(ctx)
+	if err == nil && len(refused) == 0 {
+		refused, err = p.forsake(ctx)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Could not find out about all Service ports whether they are refused")
+	}
+	return len(refused) > 0
 }
 
-// forsake takes from Service ports in quarantine what leads to their old rules where
-// the kernel does not take that any more. It reports whether there are any.
-func (p *Proxier) forsake(ctx context.Context) bool {
-	var names []model.ServicePortName
-	for name, r := range p.quarantine {
-		if r.good == nil {
-			continue
-		}
-		if err := p.tryRules(ctx, ruleset.NewBuilder(render.Tables()...), r.good.Entries); iptables.IsRefused(err) {
-			names = append(names, name)
-			klog.FromContext(ctx).Error(err, "What leads to the old rules of a refused Service port is refused, too; it has none now", "servicePort", name.String())
+// isolate returns those of the Service ports that are refused: suspects, or if none of
+// them is, any.
+func (p *Proxier) isolate(ctx context.Context, snapshot model.Snapshot, suspects, names []model.ServicePortName) (refused []culprit, err error) {
+	try := func(group []model.ServicePortName) error { return p.try(ctx, snapshot, p.opts, group) }
+	refused, err = iptables.Narrow(p.atLarge(suspects), try)
+	if err != nil || len(refused) > 0 {
+		return refused, err
+	}
+	for group := range slices.Chunk(p.atLarge(names), groupSize) {
+		more, err := iptables.Narrow(group, try)
+		refused = append(refused, more...)
+		if err != nil {
+			return refused, err
 		}
 	}
-	p.loseRefused(names)
-	return len(names) > 0
+	return refused, nil
+}
+
+// culprit is a Service port that is refused, and why.
+type culprit = iptables.Culprit[model.ServicePortName]
+
+// forsake takes from Service ports in quarantine what leads to their old rules where
+// the kernel does not take that any more, and returns them.
+func (p *Proxier) forsake(ctx context.Context) ([]culprit, error) {
+	var names []model.ServicePortName
+	for _, r := range p.refusals() {
+		if r.good != nil {
+			names = append(names, r.Name)
+		}
+	}
+	refused, err := iptables.Narrow(names, func(group []model.ServicePortName) error {
+		var entries []render.Entry
+		for _, name := range group {
+			entries = append(entries, p.quarantine[name].good.Entries...)
+		}
+		return p.tryRules(ctx, ruleset.NewBuilder(render.Tables()...), entries)
+	})
+	for _, culprit := range refused {
+		p.loseRefused([]model.ServicePortName{culprit.Item})
+		klog.FromContext(ctx).Error(culprit.Err, "What leads to the old rules of a refused Service port is refused, too; it has none now", "servicePort", culprit.Item.String())
+	}
+	return refused, err
 }
 
 // atLarge returns those of the Service ports that are not in quarantine.
@@ -117,30 +146,6 @@ func (p *Proxier) blamed(err error) []model.ServicePortName {
 		}
 	}
 	return merge(names, nil)
-}
-
-// isolate returns those of the Service ports that are refused, with the reason. It
-// halves a group that is refused until single ones are left, and believes nothing
-// that does not happen twice. It stops at an error that is no refusal.
-func (p *Proxier) isolate(ctx context.Context, snapshot model.Snapshot, names []model.ServicePortName) map[model.ServicePortName]error {
-	refused := map[model.ServicePortName]error{}
-	if len(names) == 0 {
-		return refused
-	}
-	err := p.try(ctx, snapshot, p.opts, names)
-	if err == nil || !iptables.IsRefused(err) {
-		return refused
-	}
-	if len(names) == 1 {
-		if err = p.try(ctx, snapshot, p.opts, names); iptables.IsRefused(err) {
-			refused[names[0]] = err
-		}
-		return refused
-	}
-	half := len(names) / 2
-	maps.Copy(refused, p.isolate(ctx, snapshot, names[:half]))
-	maps.Copy(refused, p.isolate(ctx, snapshot, names[half:]))
-	return refused
 }
 
 // probeChain holds the dispatch entries of Service ports that are tried. Nothing
@@ -185,6 +190,10 @@ func (p *Proxier) tryRules(ctx context.Context, b *ruleset.Builder, entries []re
 		remove.Delete(id)
 	}
 	err := p.kernel.Restore(ctx, bytes.Join(b.Take(), nil))
+	if err != nil && !iptables.IsRefused(err) {
+		// To remove them would wait for the same lock once more. Nothing leads there.
+		return err
+	}
 	return errors.Join(err, p.kernel.Restore(ctx, bytes.Join(remove.Take(), nil)))
 }
 

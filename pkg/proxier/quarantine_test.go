@@ -3,6 +3,7 @@ package proxier
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -195,6 +196,89 @@ func TestGeneralRefusalBlamesNobody(t *testing.T) {
 	k.refuses = ""
 	k.mustSync()
 	k.mustEqualFresh()
+}
+
+// lockingKernel is one whose lock somebody takes after some restores, and holds while
+// others are tried.
+type lockingKernel struct {
+	*pickyKernel
+	after, lasts int
+}
+
+func (k *lockingKernel) Restore(ctx context.Context, input []byte) error {
+	if done := len(k.inputs); done < k.after || done >= k.after+k.lasts {
+		return k.pickyKernel.Restore(ctx, input)
+	}
+	k.kernel.SetLocked(true)
+	defer k.kernel.SetLocked(false)
+	return k.host.Restore(ctx, input)
+}
+
+// While refused Services are looked for, somebody may take the lock at any moment. That
+// ends the search, which does not wait for the lock with each group that is left. Put
+// aside is only what was refused, and with the lock free everything is as it should be.
+func TestLockEndsTheSearch(t *testing.T) {
+	tests := []struct {
+		name     string
+		services int
+		last     string // by name
+		hadRules bool
+		lasts    int
+		// step is how many restores lie between the moments that are tried.
+		step int
+	}{
+		{"new Services in two groups", groupSize + 2, "s99", false, math.MaxInt32, 7},
+		{"Services with rules", 10, "s9", true, math.MaxInt32, 1},
+		{"Services with rules, and a lock for one restore", 10, "s9", true, 1, 1},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			bad := []string{"s1", test.last}
+			for after, reached := 1, true; reached; after += test.step {
+				k := newPickyHost(t, false)
+				k.fill(test.services)
+				if test.hadRules {
+					k.mustSync()
+				}
+				k.refuses = "10.244.9."
+				for i, name := range bad {
+					k.tracker.EndpointSliceChanged(nil, newSlice(name, fmt.Sprintf("10.244.9.%d", i)))
+				}
+				k.takeInputs()
+				k.proxier.kernel = &lockingKernel{k, after, test.lasts}
+				err := k.proxier.Sync(k.context())
+				restores := len(k.takeInputs())
+				reached = restores > after
+				// At most: to remove what was refused, to try others, and to write everybody else.
+				if under := restores - after; test.lasts > 1 && under > 3 || reached && test.lasts > 1 && err == nil {
+					t.Errorf("locked after %d restores: %d under the lock, error %v", after, under, err)
+				}
+				aside := k.refused()
+				for _, r := range k.last.Refusals {
+					if !slices.Contains(bad, r.Name.Name) || r.KeepsRules != test.hadRules || !iptables.IsRefused(r.Err) {
+						t.Errorf("locked after %d restores: in quarantine is %+v", after, r)
+					}
+				}
+
+				k.proxier.kernel = k
+				k.mustSync()
+				if got := k.refused(); !slices.Equal(got, bad) {
+					t.Errorf("locked after %d restores, then free: in quarantine %v, want %v", after, got, bad)
+				}
+				for i := range test.services {
+					name := fmt.Sprintf("s%d", i)
+					want := !slices.Contains(bad, name) || test.hadRules && slices.Contains(aside, name)
+					// One that was refused before the search came to it may have lost its rules.
+					if got := k.mentions(name); want && !got || got && !want && !test.hadRules {
+						t.Errorf("locked after %d restores, then free: rules for %s: %v", after, name, got)
+					}
+				}
+				if k.holds(probeChain) {
+					t.Errorf("locked after %d restores, then free: what was tried is still there", after)
+				}
+			}
+		})
+	}
 }
 
 // What a refused Service keeps does not keep another one from an address that it has
