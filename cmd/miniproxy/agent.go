@@ -108,7 +108,7 @@ func (a *agent) run(ctx context.Context) error {
 func (a *agent) prepare(ctx context.Context) (config.Source, error) {
 	kernels, err := a.options.kernels(ctx)
 	if err != nil {
-		return nil, err
+		return nil, needsRoot("run", err)
 	}
 	source, report, err := newSource(ctx, a.config, kernels)
 	if err != nil {

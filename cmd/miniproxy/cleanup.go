@@ -25,7 +25,7 @@ func cleanUp(ctx context.Context, args []string, io streams) error {
 	if _, err := o.parse(args, io); err != nil {
 		return err
 	}
-	return o.cleanUp(ctx)
+	return needsRoot("cleanup", o.cleanUp(ctx))
 }
 
 func (o *options) cleanUp(ctx context.Context) error {

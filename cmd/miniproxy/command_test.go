@@ -59,6 +59,8 @@ func TestUsageErrors(t *testing.T) {
 		want string
 	}{
 		{"unknown command", []string{"rendr"}, `unknown command "rendr"; see miniproxy help`},
+		{"help for an unknown command", []string{"help", "rendr"}, `unknown command "rendr"`},
+		{"manifests that are missing", []string{"--manifests", "/does/not/exist"}, "/does/not/exist"},
 		{"empty command", []string{""}, `unknown command ""`},
 		{"unknown flag", []string{"--nonsense"}, "unknown flag: --nonsense; see miniproxy run --help"},
 		{"unknown flag of run", []string{"run", "--nonsense"}, "unknown flag: --nonsense"},
@@ -111,7 +113,8 @@ func TestHelp(t *testing.T) {
 		want []string
 	}{
 		{[]string{"help"}, []string{"Usage: miniproxy [COMMAND] [FLAGS]", "render", "cleanup", "version", "Exit codes"}},
-		{[]string{"--help"}, []string{"Usage: miniproxy run [FLAGS]", "--hostname-override", "--iptables-backend"}},
+		{[]string{"help", "render"}, []string{"Usage: miniproxy render [FLAGS]"}},
+		{[]string{"--help"}, []string{"miniproxy help lists the other commands", "Usage: miniproxy run [FLAGS]", "--hostname-override", "--iptables-backend"}},
 		{[]string{"-h"}, []string{"Usage: miniproxy run [FLAGS]"}},
 		{[]string{"run", "--help"}, []string{"Usage: miniproxy run [FLAGS]"}},
 		{[]string{"render", "--help"}, []string{"Usage: miniproxy render [FLAGS]", "--file", "--family"}},

@@ -19,7 +19,7 @@ import (
 const demoUsage = `Usage: miniproxy demo [FLAGS]
        miniproxy demo --cleanup [NAME...]
 
-Builds two nodes, three pods and a client in network namespaces, runs the agent in both nodes,
+Builds two nodes, four pods and a client in network namespaces, runs the agent in both nodes,
 and shows which rules carry requests. It needs root, iptables, ip and curl, touches
 nothing outside of its namespaces, and takes them down at its end, also after Ctrl-C.
 
@@ -50,7 +50,7 @@ func runDemo(ctx context.Context, args []string, io streams) error {
 		return usageError{err}
 	}
 	if fs.NArg() > 0 && !*cleanup {
-		return usageError{fmt.Errorf("demo takes no argument, but got %q", fs.Arg(0))}
+		return usageError{fmt.Errorf("demo takes no argument, but got %q; see miniproxy demo --help", fs.Arg(0))}
 	}
 	chosen, err := iptables.ParseBackend(*backend)
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"slices"
 	"time"
 
@@ -81,10 +80,8 @@ func (d *diffOptions) run(ctx context.Context, args []string, std streams) error
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
 		return err
-	case errors.Is(err, fs.ErrPermission):
-		return exitError{exitTrouble, fmt.Errorf("diff needs root, or CAP_NET_ADMIN: %w", err)}
 	case err != nil:
-		return exitError{exitTrouble, err}
+		return exitError{exitTrouble, needsRoot("diff", err)}
 	case countDifferences(found) > 0:
 		return exitError{code: exitDiffers}
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"strings"
@@ -109,8 +110,11 @@ func dispatch(ctx context.Context, args []string, io streams) error {
 		return all[0].run(ctx, args, io)
 	}
 	if args[0] == "help" {
-		fmt.Fprint(io.out, usage())
-		return nil
+		if len(args) == 1 {
+			fmt.Fprint(io.out, usage())
+			return nil
+		}
+		args = []string{args[1], "--help"}
 	}
 	for _, c := range all {
 		if c.name == args[0] {
@@ -120,6 +124,14 @@ func dispatch(ctx context.Context, args []string, io streams) error {
 	return usageError{fmt.Errorf("unknown command %q; see miniproxy help", args[0])}
 }
 
+// needsRoot tells what it means for a command that the kernel refuses to be looked at.
+func needsRoot(command string, err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%s needs root, or CAP_NET_ADMIN: %w", command, err)
+	}
+	return err
+}
+
 func usage() string {
 	var b strings.Builder
 	b.WriteString("miniproxy keeps a node's netfilter tables so that traffic for Services reaches their endpoints.\n\n")
@@ -127,7 +139,7 @@ func usage() string {
 	for _, c := range commands() {
 		fmt.Fprintf(&b, "  %-8s  %s\n", c.name, c.summary)
 	}
-	b.WriteString("\nminiproxy COMMAND --help lists the flags of a command.\n")
+	b.WriteString("\nWithout a command it is run. miniproxy COMMAND --help lists the flags of a command.\n")
 	b.WriteString("Exit codes: 0 done, 1 the work failed, 2 the command line or the configuration is wrong,\n")
 	b.WriteString("3 the configuration file has changed and the agent is to be started again.\n")
 	b.WriteString("diff has those of diff(1); doctor ends with 1 if something is bad.\n")

@@ -17,10 +17,15 @@ import (
 	"github.com/miniproxy/miniproxy/pkg/render"
 )
 
+const runUsage = `Keeps the node's rules until SIGTERM or SIGINT. The rules stay then. It needs root, or
+CAP_NET_ADMIN. miniproxy help lists the other commands.
+`
+
 // runAgent keeps the node's rules until the context ends. The rules stay: traffic
 // must not notice that the agent stops.
 func runAgent(ctx context.Context, args []string, io streams) error {
 	o := newOptions("run")
+	o.about = runUsage
 	c, err := o.parse(args, io)
 	if err != nil {
 		return err
@@ -31,7 +36,13 @@ func runAgent(ctx context.Context, args []string, io streams) error {
 	case c.WriteConfigTo != "":
 		return writeConfig(c)
 	case c.Cleanup:
-		return o.cleanUp(ctx)
+		return needsRoot("cleanup", o.cleanUp(ctx))
+	}
+	if c.Manifests != "" {
+		// Before anything on the node is changed.
+		if _, err := os.Stat(c.Manifests); err != nil {
+			return usageError{fmt.Errorf("--manifests: %w", err)}
+		}
 	}
 	if err := c.SetUpLogging(); err != nil {
 		return usageError{err}

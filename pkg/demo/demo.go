@@ -1,5 +1,5 @@
 // Package demo shows the agent's main job on a machine without a cluster: two nodes,
-// three pods and a client in network namespaces of their own, the real agent on each
+// four pods and a client in network namespaces of their own, the real agent on each
 // node, real requests, and the rules that carried them.
 package demo
 
@@ -151,7 +151,7 @@ func (w *world) build(ctx context.Context, r *report, backend string) error {
   10.244.1.50      10.244.1.11      10.244.1.12    10.244.2.11
 
 Each web pod answers with its name and the address it sees. Two Services stand for
-the three pods: web has the cluster IP %s, shop has port %d of each node too.
+the three web pods: web has the cluster IP %s, shop has port %d of each node too.
 Nothing listens on either. The agents read the Services from manifests in
 %s`, clusterIP, nodePort, w.manifests())
 	took, err := w.awaitServices(ctx)
@@ -291,8 +291,8 @@ func (w *world) flush(ctx context.Context, r *report) error {
 	if err := w.awaitAnswer(ctx, "http://"+clusterIP+"/"); err != nil {
 		return err
 	}
-	r.say("\nThe agent noticed, and wrote the rules again: the Service answers %s after the flush.\n(On nft the kernel tells the agent at once. On legacy the agents of this demo look every\n%s; --iptables-sync-period is 30s by default.)\n",
-		seconds(time.Since(start)), syncPeriod)
+	r.say("\nThe agent noticed, and wrote the rules again: the Service answers %s after the flush.\n(On nft the kernel tells the agent at once. On legacy it reads the size of each table once\na second.)\n",
+		seconds(time.Since(start)))
 	_, err := w.askMany(ctx, r, w.shell, "http://"+clusterIP+"/", w.alive())
 	return err
 }
@@ -314,7 +314,7 @@ func (w *world) keep(ctx context.Context, r *report) error {
 		return err
 	}
 	n1, shell, client := w.node("n1").NetNS(), w.shell.NetNS(), w.cluster.Client.NetNS()
-	r.heading("The cluster stands; all three pods are there again")
+	r.heading("The cluster stands; all three web pods are there again")
 	r.say(`Look around, as root:
 
   ip netns exec %[1]s %[4]s -t nat -L KUBE-SERVICES -n -v
@@ -330,8 +330,8 @@ and write their logs to %[7]s/n1.log and n2.log.
 
 End it with:
 
-  %[10]s demo --cleanup`,
-		n1, shell, client, w.iptables, svc, w.manifests(), w.dir, clusterIP, nodePort, self)
+  %[10]s demo --cleanup %[11]s`,
+		n1, shell, client, w.iptables, svc, w.manifests(), w.dir, clusterIP, nodePort, self, w.record.Lab)
 	return nil
 }
 

@@ -56,7 +56,7 @@ func (r *report) spread(a answers, pods []string) {
 	if a.failed > 0 {
 		r.say("    %-8s %8d", "(failed)", a.failed)
 	}
-	r.say("    Chance alone gives each of them %d, give or take %d, in 19 of 20 runs.", a.total/len(pods), a.spread(len(pods)))
+	r.say("    Chance alone gives a pod %d, give or take %d, in 19 of 20 runs.", a.total/len(pods), a.spread(len(pods)))
 	var saw []string
 	for _, source := range slices.Sorted(maps.Keys(a.bySource)) {
 		saw = append(saw, fmt.Sprintf("%s (%d times)", source, a.bySource[source]))
