@@ -75,12 +75,11 @@ func CompareJumps(want, have []ruleset.Rule) []JumpDifference {
 // that holds these rules.
 func JumpsInPlace(hooks []ruleset.Hook, chain ruleset.Chain) bool {
 	want := ruleset.HooksIn(hooks, chain.ChainID)
-	have := make([]foundRule, len(chain.Rules))
+	have := make([]ruleset.Rule, len(chain.Rules))
 	for i, rule := range chain.Rules {
-		have[i].rule = asJump(want, rule)
+		have[i] = asJump(want, rule)
 	}
-	plan := planJumps(want, have)
-	return len(plan.remove)+len(plan.insert) == 0
+	return len(CompareJumps(want, have)) == 0
 }
 
 // asJump makes a jump of what was kept as text because the chain was not declared.

@@ -41,74 +41,47 @@ type jumpPlan struct {
 // an old spelling of a jump to one of the same chains, or a rule behind a foreign
 // final one makes all of ours move to the head.
 func planJumps(want []ruleset.Rule, have []foundRule) jumpPlan {
-	position, ok := placeJumps(want, have)
-	if !ok {
-		plan := rewriteJumps(want, have)
-		plan.bypassed = bypassed(want, have)
-		return plan
+	rules := make([]ruleset.Rule, len(have))
+	for i, found := range have {
+		rules[i] = found.rule
 	}
 	var plan jumpPlan
+	onlyMissing := true
+	for _, diff := range CompareJumps(want, rules) {
+		onlyMissing = onlyMissing && diff.Fault == JumpMissing
+		plan.bypassed = plan.bypassed || diff.Fault == JumpMissing || diff.Fault == JumpOutOfReach
+	}
+	if onlyMissing {
+		plan.fill(want, rules)
+	} else {
+		plan.rewrite(want, have)
+	}
+	return plan
+}
+
+// fill puts each missing rule behind its predecessor; the others are in order.
+func (p *jumpPlan) fill(want, have []ruleset.Rule) {
 	next := 1
-	for i, rule := range want {
-		if position[i] > 0 {
-			next = position[i] + len(plan.insert) + 1
+	for _, rule := range want {
+		if at := slices.IndexFunc(have, func(r ruleset.Rule) bool { return sameRule(r, rule) }); at >= 0 {
+			next = at + len(p.insert) + 2
 			continue
 		}
-		plan.insert = append(plan.insert, insertion{at: next, rule: rule})
+		p.insert = append(p.insert, insertion{at: next, rule: rule})
 		next++
 	}
-	plan.bypassed = len(plan.insert) > 0
-	return plan
 }
 
-// bypassed reports whether a wanted rule is missing or behind a foreign final one.
-func bypassed(want []ruleset.Rule, have []foundRule) bool {
-	reached := 0
-	for _, rule := range want {
-		for _, found := range have {
-			if sameRule(rule, found.rule) {
-				reached++
-				break
-			}
-			if !targets(want, found.rule.Target()) && isFinal(found.rule) {
-				break
-			}
-		}
-	}
-	return reached < len(want)
-}
-
-// placeJumps returns the position of each wanted rule, 0 for one that is missing.
-// It reports false if the present ones cannot stay as they are.
-func placeJumps(want []ruleset.Rule, have []foundRule) (position []int, ok bool) {
-	position = make([]int, len(want))
-	next, ended := 0, false
-	for i, found := range have {
-		if !targets(want, found.rule.Target()) {
-			ended = ended || isFinal(found.rule)
-			continue
-		}
-		w := slices.IndexFunc(want, func(r ruleset.Rule) bool { return sameRule(r, found.rule) })
-		if w < next || ended { // not wanted, a second time, out of order, or out of reach
-			return nil, false
-		}
-		position[w], next = i+1, w+1
-	}
-	return position, true
-}
-
-// rewriteJumps takes all of ours out and puts what is wanted at the head.
-func rewriteJumps(want []ruleset.Rule, have []foundRule) jumpPlan {
-	var plan jumpPlan
+// rewrite takes all of ours out and puts what is wanted at the head.
+func (p *jumpPlan) rewrite(want []ruleset.Rule, have []foundRule) {
 	for _, found := range have {
 		if targets(want, found.rule.Target()) {
-			plan.remove = append(plan.remove, found.spec)
+			p.remove = append(p.remove, found.spec)
 		}
 	}
 	for i, rule := range want {
-		plan.insert = append(plan.insert, insertion{at: i + 1, rule: rule})
+		p.insert = append(p.insert, insertion{at: i + 1, rule: rule})
 	}
-	return plan
 }
 
 // targets reports whether one of the rules jumps to the chain.

@@ -114,9 +114,10 @@ func (p *Proxier) inspectChain(ctx context.Context, look ChainReader, id ruleset
 	return nil
 }
 
-// judge decides about chains whose rules were not made in a row, as those of a chain are
-// that one transaction wrote, with the programs and kernels that were tried. Where that
-// is not so it means nothing.
+// judge decides about the chains that were seen for the first time. One transaction gives a
+// chain's rules consecutive handles. Rules with gaps are therefore somebody else's, unless
+// most chains here have gaps: then this kernel numbers otherwise, and gaps prove nothing. If
+// a chain is gone, none of those that were seen for the first time is believed.
 func (p *Proxier) judge(sights firstSights, found Damage) {
 	for id, hash := range sights.scattered {
 		last, known := p.ledger.last(id)
