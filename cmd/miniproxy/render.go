@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/miniproxy/miniproxy/pkg/config"
@@ -59,7 +61,7 @@ func renderManifests(_ context.Context, args []string, std streams) error {
 	for _, conflict := range conflicts {
 		fmt.Fprintf(std.err, "miniproxy: %s is not served at %s: %s has it\n", conflict.Loser, conflict.Frontend, conflict.Winner)
 	}
-	return printRules(std.out, chains, tables)
+	return printRules(std.out, fam, chains, tables)
 }
 
 func parseFamily(name string) (model.Family, error) {
@@ -109,23 +111,41 @@ func localhost(family model.Family) netip.Addr {
 
 // printRules prints chains as input for iptables-restore --noflush, with the jump
 // rules, which are not part of such input, as comments.
-func printRules(out io.Writer, chains []ruleset.Chain, tables []ruleset.Table) error {
+func printRules(out io.Writer, family model.Family, chains []ruleset.Chain, tables []ruleset.Table) error {
 	var text []byte
 	for _, table := range tables {
-		text = append(text, "# Jump rules that the agent keeps at the head of the built-in chains:\n"...)
-		for _, hook := range render.Hooks() {
-			if hook.From.Table == table {
-				text = fmt.Appendf(text, "#   iptables -t %s -A %s %s\n", table, hook.From.Name, hook.Rule)
-			}
-		}
-		change := ruleset.TableChange{Table: table}
+		text = appendJumps(text, family, chains, table)
+		b := ruleset.NewBuilder(table)
 		for _, chain := range chains {
-			if chain.Table == table {
-				change.Write = append(change.Write, chain)
-			}
+			b.Write(chain)
 		}
-		text = ruleset.Transaction{Tables: []ruleset.TableChange{change}}.Append(text)
+		text = append(text, bytes.Join(b.Take(), nil)...)
 	}
 	_, err := out.Write(text)
 	return err
+}
+
+// appendJumps appends the commands, as comments, that put the jump rules of a table where
+// the agent would put them. They can be run once the chains are there.
+func appendJumps(text []byte, family model.Family, chains []ruleset.Chain, table ruleset.Table) []byte {
+	program := "iptables"
+	if family == model.IPv6 {
+		program = "ip6tables"
+	}
+	text = append(text, "# Jump rules that the agent keeps at the head of the built-in chains:\n"...)
+	for _, shared := range render.SharedChains() {
+		isRendered := slices.ContainsFunc(chains, func(c ruleset.Chain) bool { return c.ChainID == shared })
+		if shared.Table == table && !isRendered {
+			text = fmt.Appendf(text, "#   %s -t %s -N %s    # unless it is there\n", program, table, shared.Name)
+		}
+	}
+	for _, from := range ruleset.HookedChains(render.Hooks()) {
+		if from.Table != table {
+			continue
+		}
+		for i, rule := range ruleset.HooksIn(render.Hooks(), from) {
+			text = fmt.Appendf(text, "#   %s -t %s -I %s %d %s\n", program, table, from.Name, i+1, rule)
+		}
+	}
+	return text
 }

@@ -2,11 +2,14 @@ package main
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/miniproxy/miniproxy/pkg/render"
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
 )
 
@@ -103,6 +106,38 @@ func TestRenderOneTable(t *testing.T) {
 	nat := runCommand(t, append(example("01-clusterip.yaml"), "--node=n1", "--table=nat")...).out
 	if filter+nat != both || strings.Contains(nat, "*filter") || strings.Contains(filter, "*nat") {
 		t.Errorf("filter:\n%s\nnat:\n%s", filter, nat)
+	}
+}
+
+// The comments are commands that can be run as they stand: they put the jump rules of
+// their family into the order in which the agent keeps them.
+func TestRenderedJumpRulesCanBeRun(t *testing.T) {
+	for family, program := range map[string]string{"ipv4": "iptables", "ipv6": "ip6tables"} {
+		got := runCommand(t, append(example("07-dual-stack.yaml"), "--node=n1", "--family="+family)...)
+		have := map[ruleset.ChainID][]string{}
+		for line := range strings.Lines(got.out) {
+			command, isCommand := strings.CutPrefix(line, "#   ")
+			if !isCommand || strings.HasPrefix(command, program+" -t filter -N KUBE-FIREWALL ") {
+				continue
+			}
+			var id ruleset.ChainID
+			var at int
+			if n, err := fmt.Sscanf(command, program+" -t %s -I %s %d", &id.Table, &id.Name, &at); n != 3 || at < 1 || at > len(have[id])+1 {
+				t.Errorf("%s: cannot run %q: %v", family, command, err)
+				continue
+			}
+			_, rule, _ := strings.Cut(command, fmt.Sprintf(" %s %d ", id.Name, at))
+			have[id] = slices.Insert(have[id], at-1, strings.TrimSpace(rule))
+		}
+		for _, from := range ruleset.HookedChains(render.Hooks()) {
+			var want []string
+			for _, rule := range ruleset.HooksIn(render.Hooks(), from) {
+				want = append(want, rule.String())
+			}
+			if !slices.Equal(have[from], want) {
+				t.Errorf("%s: %s has %q, want %q", family, from, have[from], want)
+			}
+		}
 	}
 }
 
