@@ -73,8 +73,9 @@ func TestProbeAsksTheKernel(t *testing.T) {
 			t.Run(f.Name, func(t *testing.T) {
 				// The truth is what happens to a chain with such a rule.
 				id := ruleset.ChainID{Table: f.Table, Name: "TRUTH"}
-				write := ruleset.Transaction{Tables: []ruleset.TableChange{{Table: f.Table, Write: []ruleset.Chain{{ChainID: id, Rules: f.Rules}}}}}
-				truth := r.Restore(t.Context(), write.Append(nil))
+				write := ruleset.NewBuilder(f.Table)
+				write.Write(ruleset.Chain{ChainID: id, Rules: f.Rules})
+				truth := r.Restore(t.Context(), write.Take()[0])
 				if truth == nil {
 					t.Skip("this kernel has it")
 				}

@@ -17,19 +17,13 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
 
-// text is the rules as restore input, chains in the order in which they are rendered.
+// text is the rules as restore input, rules in the order in which they are rendered.
 func (r rendered) text() []byte {
-	var tx ruleset.Transaction
-	for _, table := range Tables() {
-		change := ruleset.TableChange{Table: table}
-		for _, chain := range r.chains {
-			if chain.Table == table {
-				change.Write = append(change.Write, chain)
-			}
-		}
-		tx.Tables = append(tx.Tables, change)
+	b := ruleset.NewBuilder(Tables()...)
+	for _, chain := range r.chains {
+		b.Write(chain)
 	}
-	return tx.Append(nil)
+	return bytes.Join(b.Take(), nil)
 }
 
 func TestGolden(t *testing.T) {

@@ -6,9 +6,8 @@ import (
 	"testing"
 )
 
-// serviceChains is the nat table of n Services with ten endpoints each, as one
-// transaction.
-func serviceChains(n int) Transaction {
+// serviceChains is the nat table of n Services with ten endpoints each.
+func serviceChains(n int) []Chain {
 	var chains []Chain
 	services := natChain("KUBE-SERVICES")
 	for i := range n {
@@ -29,26 +28,26 @@ func serviceChains(n int) Transaction {
 		}
 		chains = append(chains, svc)
 	}
-	chains = append(chains, services, natChain("KUBE-MARK-MASQ", Rule{Action: SetMark{0x4000, 0x4000}}))
-	return Transaction{Tables: []TableChange{{Table: NAT, Write: chains}}}
+	return append(chains, services, natChain("KUBE-MARK-MASQ", Rule{Action: SetMark{0x4000, 0x4000}}))
 }
 
 // TestAllocations pins what a full sync of 10,000 Services would multiply by 320,000.
 func TestAllocations(t *testing.T) {
-	tr := serviceChains(10)
-	text := tr.Append(nil)
-	if got := testing.AllocsPerRun(10, func() { tr.Append(text[:0]) }); got != 0 {
-		t.Errorf("Append into a large enough buffer makes %v allocations, want 0", got)
-	}
-	chain := tr.Tables[0].Write[10]
+	chains := serviceChains(10)
+	text := transaction{{table: NAT, write: chains}}.input()
+	chain := chains[10]
 	if len(chain.Rules) != 11 {
 		t.Fatalf("chain %s has %d rules, want 11", chain.Name, len(chain.Rules))
+	}
+	buffer := make([]byte, 0, len(text))
+	if got := testing.AllocsPerRun(10, func() { appendRules(buffer, &chain) }); got != 0 {
+		t.Errorf("appendRules into a large enough buffer makes %v allocations, want 0", got)
 	}
 	if got := testing.AllocsPerRun(10, func() { chain.Hash() }); got > 1 {
 		t.Errorf("Hash makes %v allocations, want 1 for the text", got)
 	}
 	rules := 0
-	for _, c := range tr.Tables[0].Write {
+	for _, c := range chains {
 		rules += len(c.Rules)
 	}
 	perRule := testing.AllocsPerRun(10, func() {
@@ -62,28 +61,31 @@ func TestAllocations(t *testing.T) {
 	t.Logf("Decode: %.1f allocations per rule", perRule)
 }
 
-func BenchmarkAppend(b *testing.B) {
-	tr := serviceChains(1000)
-	text := tr.Append(nil)
-	b.SetBytes(int64(len(text)))
+func BenchmarkBuilder(b *testing.B) {
+	chains := serviceChains(1000)
+	builder := NewBuilder(NAT)
+	b.SetBytes(int64(len(transaction{{table: NAT, write: chains}}.input())))
 	b.ReportAllocs()
 	for b.Loop() {
-		text = tr.Append(text[:0])
+		for _, c := range chains {
+			builder.Write(c)
+		}
+		builder.Take()
 	}
 }
 
 func BenchmarkHash(b *testing.B) {
-	tr := serviceChains(1000)
+	chains := serviceChains(1000)
 	b.ReportAllocs()
 	for b.Loop() {
-		for _, c := range tr.Tables[0].Write {
+		for _, c := range chains {
 			c.Hash()
 		}
 	}
 }
 
 func BenchmarkDecode(b *testing.B) {
-	text := serviceChains(1000).Append(nil)
+	text := transaction{{table: NAT, write: serviceChains(1000)}}.input()
 	b.SetBytes(int64(len(text)))
 	b.ReportAllocs()
 	for b.Loop() {

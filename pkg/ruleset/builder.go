@@ -54,7 +54,8 @@ func (b *Builder) Write(c Chain) {
 	}
 }
 
-// Delete adds a chain that is to be emptied, and removed after all writes.
+// Delete adds a chain that is to be emptied, and removed after all writes: two chains that
+// refer to each other could not be removed in one transaction if they were not empty.
 func (b *Builder) Delete(id ChainID) {
 	if t := b.table(id.Table); t != nil {
 		t.declare(id.Name, "")

@@ -87,11 +87,11 @@ func TestApply(t *testing.T) {
 		filterChain("A", Rule{Action: Accept{}}),
 		natChain("A", Rule{Action: Accept{}}),
 	)
-	change := Transaction{Tables: []TableChange{
-		{Table: NAT, Write: []Chain{natChain("B", Rule{Action: Return{}})}, Delete: []string{"A"}},
-		{Table: Filter, Write: []Chain{filterChain("INPUT", Rule{Action: Drop{}}), filterChain("A", Rule{Comment: "new"})}},
-	}}
-	if err := rs.Apply(change); err != nil {
+	change := transaction{
+		{table: NAT, write: []Chain{natChain("B", Rule{Action: Return{}})}, remove: []string{"A"}},
+		{table: Filter, write: []Chain{filterChain("INPUT", Rule{Action: Drop{}}), filterChain("A", Rule{Comment: "new"})}},
+	}
+	if err := rs.apply(change); err != nil {
 		t.Fatal(err)
 	}
 	want := `*nat
@@ -110,11 +110,11 @@ COMMIT
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
 
-	err := rs.Apply(Transaction{Tables: []TableChange{
-		{Table: NAT, Write: []Chain{natChain("C")}},
-		{Table: Filter, Delete: []string{"A", "INPUT"}},
-		{Table: Mangle, Write: []Chain{{ChainID: ChainID{Mangle, "D"}}}},
-	}})
+	err := rs.apply(transaction{
+		{table: NAT, write: []Chain{natChain("C")}},
+		{table: Filter, remove: []string{"A", "INPUT"}},
+		{table: Mangle, write: []Chain{{ChainID: ChainID{Mangle, "D"}}}},
+	})
 	if err == nil || !strings.Contains(err.Error(), "table filter: ") || !strings.Contains(err.Error(), "jumps to A") || !strings.Contains(err.Error(), "filter/INPUT is built in") {
 		t.Errorf("error %v, want what is wrong with table filter", err)
 	}

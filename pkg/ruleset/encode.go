@@ -46,36 +46,6 @@ func HashText(text []byte) uint64 {
 	return binary.BigEndian.Uint64(sum[:])
 }
 
-// Append appends the transaction as input for iptables-restore --noflush. A table
-// in which nothing changes is left out, so that the kernel is not asked to commit it.
-func (t Transaction) Append(b []byte) []byte {
-	for _, c := range t.Tables {
-		if len(c.Write) > 0 || len(c.Delete) > 0 {
-			b = c.appendTable(b)
-		}
-	}
-	return b
-}
-
-func (c TableChange) appendTable(b []byte) []byte {
-	b = appendTableStart(b, c.Table)
-	for i := range c.Write {
-		b = appendDeclaration(b, c.Write[i].Name, c.Write[i].Policy)
-	}
-	// Declaring a chain empties it. Without that, two chains that refer to each
-	// other could not be removed in one transaction.
-	for _, name := range c.Delete {
-		b = appendDeclaration(b, name, "")
-	}
-	for i := range c.Write {
-		b = appendRules(b, &c.Write[i])
-	}
-	for _, name := range c.Delete {
-		b = appendRemoval(b, name)
-	}
-	return append(b, "COMMIT\n"...)
-}
-
 // appendRemoval appends the line that removes a chain.
 func appendRemoval(b []byte, name string) []byte {
 	b = append(b, "-X "...)

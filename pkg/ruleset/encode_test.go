@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"bytes"
 	"net/netip"
 	"slices"
 	"strings"
@@ -181,23 +182,23 @@ func TestNothingBreaksOut(t *testing.T) {
 			Comment: s,
 			Action:  Jump{s},
 		}
-		text := Transaction{Tables: []TableChange{{
-			Table:  Table(s),
-			Write:  []Chain{{ChainID: ChainID{Name: s}, Policy: s, Rules: []Rule{rule}}},
-			Delete: []string{s},
-		}}}.Append(nil)
+		id := ChainID{Table(s), s}
+		b := NewBuilder(id.Table)
+		b.Write(Chain{ChainID: id, Policy: s, Rules: []Rule{rule}})
+		b.Delete(id)
+		text := bytes.Join(b.Take(), nil)
 		lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 		if len(lines) != 6 {
 			t.Fatalf("%q makes %d lines of 6:\n%s", s, len(lines), text)
 		}
-		words, err := tokenize(lines[3], nil)
+		words, err := tokenize(lines[2], nil)
 		if err != nil {
-			t.Fatalf("%q: %v in %s", s, err, lines[3])
+			t.Fatalf("%q: %v in %s", s, err, lines[2])
 		}
 		if got := words[len(words)-2].raw; got != "-j" {
-			t.Errorf("%q: the jump is not the last thing in %s", s, lines[3])
+			t.Errorf("%q: the jump is not the last thing in %s", s, lines[2])
 		}
-		for _, line := range append(lines[1:3], lines[4]) {
+		for _, line := range []string{lines[1], lines[3], lines[4]} {
 			if words, err := tokenize(line, nil); err != nil || len(words) > 3 {
 				t.Errorf("%q: words %v, error %v in %s", s, words, err, line)
 			}
@@ -223,40 +224,6 @@ func TestCleanComment(t *testing.T) {
 				t.Errorf("got %q (%d bytes), want %q", got, len(got), tt.want)
 			}
 		})
-	}
-}
-
-func TestTransactionAppend(t *testing.T) {
-	tr := Transaction{Tables: []TableChange{
-		{Table: Mangle},
-		{
-			Table: NAT,
-			Write: []Chain{
-				{ChainID: ChainID{NAT, "KUBE-SVC-A"}, Rules: []Rule{{Comment: "x y", Action: Jump{"KUBE-SEP-A"}}}},
-				{ChainID: ChainID{NAT, "KUBE-SEP-A"}},
-			},
-			Delete: []string{"KUBE-SVC-B", "KUBE-SEP-B"},
-		},
-		{Table: Filter, Write: []Chain{{ChainID: ChainID{Filter, "FORWARD"}, Policy: "DROP"}}},
-	}}
-	want := `*nat
-:KUBE-SVC-A - [0:0]
-:KUBE-SEP-A - [0:0]
-:KUBE-SVC-B - [0:0]
-:KUBE-SEP-B - [0:0]
--A KUBE-SVC-A -m comment --comment "x y" -j KUBE-SEP-A
--X KUBE-SVC-B
--X KUBE-SEP-B
-COMMIT
-*filter
-:FORWARD DROP [0:0]
-COMMIT
-`
-	if got := string(tr.Append(nil)); got != want {
-		t.Errorf("got:\n%s\nwant:\n%s", got, want)
-	}
-	if got := string(Transaction{}.Append(nil)); got != "" {
-		t.Errorf("an empty transaction is %q", got)
 	}
 }
 

@@ -97,14 +97,14 @@ func spelledRules(ipv6 bool) Ruleset {
 }
 
 // allOf turns a ruleset into the transaction that writes it.
-func allOf(rs Ruleset) Transaction {
-	var t Transaction
+func allOf(rs Ruleset) transaction {
+	var t transaction
 	for _, table := range rs.Tables() {
-		change := TableChange{Table: table}
+		change := tableChange{table: table}
 		for _, c := range rs.Chains(table) {
-			change.Write = append(change.Write, *c)
+			change.write = append(change.write, *c)
 		}
-		t.Tables = append(t.Tables, change)
+		t = append(t, change)
 	}
 	return t
 }
@@ -129,7 +129,7 @@ func TestKernelHoldsWhatIsWritten(t *testing.T) {
 	for _, command := range commands {
 		t.Run(command.name, func(t *testing.T) {
 			want := spelledRules(command.ipv6)
-			tool(t, allOf(want).Append(nil), command.prefix+"-restore", "--noflush")
+			tool(t, allOf(want).input(), command.prefix+"-restore", "--noflush")
 			saved := tool(t, nil, command.prefix+"-save")
 			have, err := Decode(saved)
 			if err != nil {
@@ -172,12 +172,12 @@ func TestKernelAgreesWithApply(t *testing.T) {
 		}
 		return c
 	}
-	nat := func(write []Chain, remove ...string) Transaction {
-		return Transaction{Tables: []TableChange{{Table: NAT, Write: write, Delete: remove}}}
+	nat := func(write []Chain, remove ...string) transaction {
+		return transaction{{NAT, write, remove}}
 	}
 	steps := []struct {
 		name    string
-		change  Transaction
+		change  transaction
 		refused bool
 	}{
 		{"write", nat([]Chain{chain("A", Jump{"B"}, Return{}), chain("B", Goto{"C"}), chain("C", Accept{})}), false},
@@ -194,25 +194,25 @@ func TestKernelAgreesWithApply(t *testing.T) {
 		{"remove two that call each other", nat(nil, "A", "E"), false},
 		{"name too long", nat([]Chain{chain(strings.Repeat("X", MaxChainName+1))}), true},
 		{"longest name", nat([]Chain{chain(strings.Repeat("X", MaxChainName))}), false},
-		{"second table fails", Transaction{Tables: []TableChange{
-			{Table: NAT, Write: []Chain{chain("F", Return{})}},
-			{Table: Filter, Write: []Chain{{ChainID: ChainID{Filter, "G"}, Rules: []Rule{{Action: Jump{"NONE"}}}}}},
-		}}, true},
+		{"second table fails", transaction{
+			{table: NAT, write: []Chain{chain("F", Return{})}},
+			{table: Filter, write: []Chain{{ChainID: ChainID{Filter, "G"}, Rules: []Rule{{Action: Jump{"NONE"}}}}}},
+		}, true},
 	}
 	for _, command := range commands {
 		t.Run(command.name, func(t *testing.T) {
 			rs := Ruleset{}
 			for _, step := range steps {
 				before := string(rs.Append(nil))
-				err := rs.Apply(step.change)
+				err := rs.apply(step.change)
 				if (err != nil) != step.refused {
 					t.Errorf("%s: in memory: error %v, want one: %v", step.name, err, step.refused)
 				}
-				if err != nil && len(step.change.Tables) == 1 && string(rs.Append(nil)) != before {
+				if err != nil && len(step.change) == 1 && string(rs.Append(nil)) != before {
 					t.Errorf("%s: refused, but changed the ruleset", step.name)
 				}
 				cmd := exec.CommandContext(t.Context(), command.prefix+"-restore", "--noflush")
-				cmd.Stdin = bytes.NewReader(step.change.Append(nil))
+				cmd.Stdin = bytes.NewReader(step.change.input())
 				if output, err := cmd.CombinedOutput(); (err != nil) != step.refused {
 					t.Errorf("%s: %s: error %v, want one: %v\n%s", step.name, cmd, err, step.refused, output)
 				}
@@ -230,22 +230,22 @@ func TestKernelAgreesWithApply(t *testing.T) {
 	}
 }
 
-// TestNFTRefusesLoops shows what Apply refuses too. The legacy tables accept a loop.
+// TestNFTRefusesLoops shows what apply refuses too. The legacy tables accept a loop.
 func TestNFTRefusesLoops(t *testing.T) {
 	if !inNamespace(t) {
 		return
 	}
-	loop := Transaction{Tables: []TableChange{{Table: NAT, Write: []Chain{
+	loop := transaction{{table: NAT, write: []Chain{
 		{ChainID: ChainID{NAT, "A"}, Rules: []Rule{{Action: Jump{"A"}}}},
 		{ChainID: ChainID{NAT, "OUTPUT"}, Policy: "ACCEPT", Rules: []Rule{{Action: Jump{"A"}}}},
-	}}}}
+	}}}
 	cmd := exec.CommandContext(t.Context(), "iptables-nft-restore", "--noflush")
-	cmd.Stdin = bytes.NewReader(loop.Append(nil))
+	cmd.Stdin = bytes.NewReader(loop.input())
 	if err := cmd.Run(); err == nil {
 		t.Error("the kernel takes a loop")
 	}
-	if err := (Ruleset{}).Apply(loop); err == nil {
-		t.Error("Apply takes a loop")
+	if err := (Ruleset{}).apply(loop); err == nil {
+		t.Error("apply takes a loop")
 	}
 }
 

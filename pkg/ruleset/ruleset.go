@@ -212,22 +212,6 @@ func Share(part, whole int) Random {
 // Ruleset is the state of some tables, by chain.
 type Ruleset map[ChainID]*Chain
 
-// Transaction is input for one iptables-restore --noflush: per table, chains that
-// are replaced whole and chains that are removed. Each table commits on its own,
-// in the order of Tables.
-type Transaction struct {
-	Tables []TableChange
-}
-
-// TableChange is a transaction's part for one table.
-type TableChange struct {
-	Table Table
-	// Write are the chains to create or empty, and then fill.
-	Write []Chain
-	// Delete names the chains to empty and remove, after all writes.
-	Delete []string
-}
-
 // Hook is a rule of ours in a chain that is not ours: the way in from a built-in
 // chain.
 type Hook struct {
