@@ -125,6 +125,13 @@ func (d *drift) repair() {
 	d.family.queue()
 }
 
+// jumpsAwait reports whether jump rules wait for their repair.
+func (d *drift) jumpsAwait() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.found.Jumps
+}
+
 // synced is told of every sync that succeeded.
 func (d *drift) synced(r proxier.Result) {
 	if len(r.Repaired)+len(r.JumpsRepaired) > 0 {

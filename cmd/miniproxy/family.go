@@ -73,6 +73,7 @@ func newFamilyAgent(a *agent, kernel *iptables.Runner, can *capabilities) *famil
 		Chunk:      proxier.ChunkNFT,
 		Parallel:   min(runtime.GOMAXPROCS(0), proxier.ParallelNFT), // one CPU does one at a time
 		JumpPeriod: a.config.SyncPeriod,
+		JumpsAwait: func() bool { return f.drift.jumpsAwait() },
 	}
 	if kernel.Backend() == iptables.Legacy {
 		settings.Chunk, settings.Parallel, settings.JumpsFirst = proxier.ChunkLegacy, 1, true

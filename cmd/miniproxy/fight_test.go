@@ -25,13 +25,16 @@ import (
 // drifter hears of syncs as an agent does that does nothing but repair.
 type drifter struct {
 	*drift
-	repairs int
+	repairs, full int
 }
 
 func (d *drifter) Synced(_ context.Context, r proxier.Result) {
 	d.synced(r)
 	if len(r.Repaired)+len(r.JumpsRepaired) > 0 {
 		d.repairs++
+	}
+	if r.Full {
+		d.full++
 	}
 }
 
@@ -56,7 +59,8 @@ func TestFightIsPaced(t *testing.T) {
 				d := &drifter{drift: alone}
 				d.family.metrics = metrics.New(registry)
 				d.family.tracker = tracker.New(model.IPv4, "n1")
-				d.family.proxier = proxier.New(model.IPv4, d.family.tracker, kernel.Runner(), proxier.Settings{Chunk: proxier.ChunkNFT, JumpPeriod: time.Hour},
+				d.family.proxier = proxier.New(model.IPv4, d.family.tracker, kernel.Runner(),
+					proxier.Settings{Chunk: proxier.ChunkNFT, JumpPeriod: 30 * time.Second, JumpsAwait: d.jumpsAwait},
 					func(node model.NodeFacts) (render.Options, error) {
 						return render.Options{Family: model.IPv4, Node: node, MasqueradeMark: 0x4000}, nil
 					}, d)
@@ -68,13 +72,16 @@ func TestFightIsPaced(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				sync()
-				for range 50 {
+				undo := func() {
 					if err := kernel.Write("*nat\n" + tt.edit + "\nCOMMIT\n"); err != nil {
 						t.Fatal(err)
 					}
 					tt.damage.By, tt.damage.At = "firewall (pid 7)", time.Now()
 					d.damaged(tt.damage)
+				}
+				sync()
+				for range 50 {
+					undo()
 					sync()
 				}
 				if d.repairs != 10 {
@@ -83,15 +90,19 @@ func TestFightIsPaced(t *testing.T) {
 				if events := heard(recorder); len(events) != 1 || !strings.Contains(events[0], reasonFight) || !strings.Contains(events[0], "firewall") {
 					t.Errorf("got events %q, want one with the culprit", events)
 				}
-				time.Sleep(time.Second)
-				synctest.Wait()
-				sync()
-				if d.repairs != 11 {
-					t.Errorf("repaired %d times a second later, want 11", d.repairs)
+				for range 300 {
+					time.Sleep(time.Second)
+					synctest.Wait()
+					sync()
+					undo()
+				}
+				// After 1, 2, 4, 8, 16 and 32 seconds, and then once a minute.
+				if d.repairs != 19 || d.full != 1 {
+					t.Errorf("repaired %d times in five minutes, want 19; wrote everything %d times, want once", d.repairs, d.full)
 				}
 				w := httptest.NewRecorder()
 				k8smetrics.HandlerFor(registry, k8smetrics.HandlerOpts{}).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/metrics", nil))
-				want := `miniproxy_canary_repairs_total{ip_family="IPv4",reason="` + tt.counted + `",table="nat"} 11`
+				want := `miniproxy_canary_repairs_total{ip_family="IPv4",reason="` + tt.counted + `",table="nat"} 19`
 				if !slices.Contains(strings.Split(w.Body.String(), "\n"), want) {
 					t.Errorf("the metrics do not say %s", want)
 				}

@@ -24,6 +24,9 @@ const (
 // jumpsWereMissing looks after the jump rules from time to time, and reports whether
 // some had been removed.
 func (p *Proxier) jumpsWereMissing(ctx context.Context) bool {
+	if p.settings.JumpsAwait != nil && p.settings.JumpsAwait() {
+		return false // what is known to be missing is no reason to write everything
+	}
 	period := p.settings.JumpPeriod
 	if time.Since(p.jumpsChecked) < max(period, min(jumpShare*p.jumpsCost, mostJumpPeriods*period)) {
 		return false

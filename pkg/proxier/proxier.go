@@ -135,6 +135,10 @@ type Settings struct {
 	// JumpPeriod is how long the jump rules are trusted to stand where they were put, longer
 	// where it is dear to look.
 	JumpPeriod time.Duration
+	// JumpsAwait says whether it is known that jump rules are to be repaired, and that this is
+	// put off, because somebody undoes it again and again: until then they are not looked
+	// at. Nil says that nothing is ever put off.
+	JumpsAwait func() bool
 }
 
 // New returns a proxier that has not looked at anything yet. The function options
