@@ -49,18 +49,27 @@ type nftQuery struct {
 
 // nftDump lists objects of a family's tables.
 func nftDump(ctx context.Context, fam model.Family, query nftQuery) ([]nftName, error) {
+	var names []nftName
+	err := retryInterrupted(func() (err error) {
+		names, err = nftDumpOnce(ctx, fam, query)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the %v nft tables by netlink: %w", fam, err)
+	}
+	return names, nil
+}
+
+// retryInterrupted looks again, a few times, if a look was interrupted by somebody's change
+// of the tables, or by a signal: what it did not see may be there.
+func retryInterrupted(look func() error) (err error) {
 	const attempts = 10
-	var err error
 	for range attempts {
-		var names []nftName
-		if names, err = nftDumpOnce(ctx, fam, query); err == nil {
-			return names, nil
-		}
-		if !errors.Is(err, nfnetlink.ErrInterrupted) && !errors.Is(err, unix.EINTR) {
+		if err = look(); !errors.Is(err, nfnetlink.ErrInterrupted) && !errors.Is(err, unix.EINTR) {
 			break
 		}
 	}
-	return nil, fmt.Errorf("list the %v nft tables by netlink: %w", fam, err)
+	return err
 }
 
 // errEnough ends a list early.
@@ -87,9 +96,14 @@ func nftDumpOnce(ctx context.Context, fam model.Family, query nftQuery) (names [
 	return names, nil
 }
 
-// nftRequest is a message to the kernel's nf_tables.
+// nftRequest is a message to the kernel's nf_tables about one IP family.
 func nftRequest(fam model.Family, command uint16) nfnetlink.Message {
-	return nfnetlink.Message{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | command, Family: nfprotocol(fam)}
+	return nftMessage(nfprotocol(fam), command)
+}
+
+// nftMessage is a message to the kernel's nf_tables.
+func nftMessage(protocol byte, command uint16) nfnetlink.Message {
+	return nfnetlink.Message{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | command, Family: protocol}
 }
 
 func nfprotocol(fam model.Family) byte {

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -50,6 +51,34 @@ func FuzzReadNFTName(f *testing.F) {
 			t.Errorf("read %+v from %d bytes", n, len(attributes))
 		}
 	})
+}
+
+// A look that was interrupted is repeated, but not for ever; any other error is the end.
+func TestRetryInterrupted(t *testing.T) {
+	interrupted := fmt.Errorf("dump: %w", nfnetlink.ErrInterrupted)
+	tests := []struct {
+		name  string
+		errs  []error // of the first looks; the last one is that of all others
+		want  error
+		looks int
+	}{
+		{"at once", []error{nil}, nil, 1},
+		{"at the third time", []error{interrupted, unix.EINTR, nil}, nil, 3},
+		{"never", []error{interrupted}, nfnetlink.ErrInterrupted, 10},
+		{"not permitted", []error{interrupted, unix.EPERM, nil}, unix.EPERM, 2},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			looks := 0
+			err := retryInterrupted(func() error {
+				looks++
+				return tt.errs[min(looks, len(tt.errs))-1]
+			})
+			if !errors.Is(err, tt.want) || looks != tt.looks {
+				t.Errorf("got %v after %d looks, want %v after %d", err, looks, tt.want, tt.looks)
+			}
+		})
+	}
 }
 
 // TestWithoutNFT tells a kernel without nf_tables from one that refuses.

@@ -71,17 +71,12 @@ type ChainState struct {
 // however many there are beside them: to list the rules of a whole table takes time with
 // their square.
 func (l *NFTLook) Chain(ctx context.Context, id ruleset.ChainID) (ChainState, error) {
-	const attempts = 10
 	request := l.about(unix.NFT_MSG_GETRULE, id, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)
 	var state ChainState
-	err := nfnetlink.ErrInterrupted
-	for range attempts {
-		if !errors.Is(err, nfnetlink.ErrInterrupted) {
-			break
-		}
+	err := retryInterrupted(func() error {
 		var last uint64
 		state = ChainState{Exists: true, InARow: true}
-		err = l.conn.Dump(ctx, request, func(m nfnetlink.Message) error {
+		return l.conn.Dump(ctx, request, func(m nfnetlink.Message) error {
 			handle, content := l.hasher.rule(m.Attributes)
 			state.InARow = state.InARow && (state.Rules == 0 || handle == last+1)
 			state.Hash = l.hasher.join(state.Hash, handle, content)
@@ -89,7 +84,7 @@ func (l *NFTLook) Chain(ctx context.Context, id ruleset.ChainID) (ChainState, er
 			state.Rules++
 			return nil
 		})
-	}
+	})
 	if err == nil && state.Rules == 0 {
 		// One that does not exist has no rules either.
 		state.Exists, err = l.hasChain(id)

@@ -45,10 +45,12 @@ func NFTTables(ctx context.Context) ([]NFTTable, error) {
 	}
 	defer conn.Close()
 	var tables []NFTTable
-	request := nfnetlink.Message{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETTABLE, Family: unix.NFPROTO_UNSPEC}
-	err = conn.Dump(ctx, request, func(m nfnetlink.Message) error {
-		tables = append(tables, NFTTable{Family: nftFamilies[m.Family], Name: readNFTName(m.Attributes, nftTables).table})
-		return nil
+	err = retryInterrupted(func() error {
+		tables = nil
+		return conn.Dump(ctx, nftMessage(unix.NFPROTO_UNSPEC, nftTables.request), func(m nfnetlink.Message) error {
+			tables = append(tables, NFTTable{Family: nftFamilies[m.Family], Name: readNFTName(m.Attributes, nftTables).table})
+			return nil
+		})
 	})
 	if err = withoutNFT(err); errors.Is(err, errNoNFT) {
 		return nil, nil
