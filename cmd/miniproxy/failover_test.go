@@ -142,12 +142,18 @@ func page(t *testing.T, host *lab.Node, url string) (string, error) {
 	return string(text), err
 }
 
-// eventually waits until a condition holds.
+// eventually waits until something holds, for 30 s at most.
 func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	within(t, 30*time.Second, what, holds)
+}
+
+// within waits until something holds, for a time that is only reached when it never will.
+func within(t *testing.T, atMost time.Duration, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(30 * time.Second); !holds(); <-tick.C {
+	for deadline := time.Now().Add(atMost); !holds(); <-tick.C {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain: %s", what)
 		}

@@ -2,6 +2,7 @@ package proxier
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/miniproxy/miniproxy/pkg/ruleset"
@@ -91,5 +92,28 @@ COMMIT
 	if !h.holds("-A DOCKER -j KUBE-SEP-AAAAAAAAAAAAAAAA") || !h.holds("s0:http cluster IP") ||
 		h.holds("KUBE-SEP-BBBBBBBBBBBBBBBB") || h.holds("KUBE-SEP-CCCCCCCCCCCCCCCC") {
 		t.Errorf("rules:\n%s", h.kernel.Save())
+	}
+}
+
+// What a lock that is held has kept from being removed is removed by the next sync.
+func TestSweepIsRepeated(t *testing.T) {
+	h := newHost(t)
+	h.write(`*nat
+:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
+COMMIT
+`)
+	h.fill(1)
+	h.afterRestore = func() {
+		if strings.Contains(h.inputs[len(h.inputs)-1], ":KUBE-SEP-AAAAAAAAAAAAAAAA") {
+			h.afterRestore = nil
+			h.kernel.FailNext(4, lockHeld) // the removal, once the chain is empty
+		}
+	}
+	if err := h.proxier.Sync(h.context()); err == nil || !h.holds("KUBE-SEP-AAAAAAAAAAAAAAAA") {
+		t.Fatalf("the sync returned %v; want that the chain could not be removed:\n%s", err, h.kernel.Save())
+	}
+	h.sync()
+	if h.holds("KUBE-SEP-AAAAAAAAAAAAAAAA") {
+		t.Errorf("the chain is left:\n%s", h.kernel.Save())
 	}
 }

@@ -212,10 +212,13 @@ func (p *Proxier) sweep(ctx context.Context, w *writer) error {
 	if err := w.flush(ctx); err != nil {
 		return err
 	}
-	kept, err := w.removeUnused(ctx, stale)
-	if len(kept) > 0 || err != nil {
-		klog.FromContext(ctx).Error(err, "Could not remove chains left over from before; no rule of ours uses them",
-			"chains", len(kept), "first", kept[:min(len(kept), 5)])
+	used, err := w.removeUnused(ctx, stale)
+	if err != nil {
+		return fmt.Errorf("remove chains left over from before: %w", err)
+	}
+	if len(used) > 0 {
+		klog.FromContext(ctx).Error(nil, "Chains left over from before stay: rules of others lead to them, and none of ours",
+			"chains", len(used), "first", used[:min(len(used), 5)])
 	}
 	return nil
 }
