@@ -177,7 +177,7 @@ func (p *Proxier) Sync(ctx context.Context) error {
 	start := time.Now()
 	trigger, detail := p.doubt.settle()
 	full := trigger != Change
-	repairing := !full
+	repairing := !full // else nobody knows what was damaged
 	damage := p.damage.take()
 	p.jumpChanges = nil
 	var repaired []Repair
