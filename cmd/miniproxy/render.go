@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -57,11 +58,31 @@ func renderManifests(_ context.Context, args []string, std streams) error {
 	if *node != "" {
 		c = withNodeName(c, *node)
 	}
+	if names := nodesOf(objects); len(names) > 0 && !slices.Contains(names, c.NodeName) {
+		fmt.Fprintf(std.err, "miniproxy: nothing in the manifests is on node %q, so that all endpoints are elsewhere; --node takes another, such as %s\n",
+			c.NodeName, names[0])
+	}
 	chains, conflicts := o.renderObjects(c, fam, objects)
 	for _, conflict := range conflicts {
 		fmt.Fprintf(std.err, "miniproxy: %s is not served at %s: %s has it\n", conflict.Loser, conflict.Frontend, conflict.Winner)
 	}
 	return printRules(std.out, fam, chains, tables)
+}
+
+// nodesOf lists the nodes that objects name.
+func nodesOf(objects config.Objects) []string {
+	names := map[string]bool{}
+	for _, node := range objects.Nodes {
+		names[node.Name] = true
+	}
+	for _, slice := range objects.EndpointSlices {
+		for _, endpoint := range slice.Endpoints {
+			if endpoint.NodeName != nil {
+				names[*endpoint.NodeName] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
 }
 
 func parseFamily(name string) (model.Family, error) {
