@@ -14,7 +14,7 @@ import (
 
 const cleanupUsage = `Removes every rule and chain of ours, in both families, and in both backends unless
 --iptables-backend names one. Nobody else's are touched. Stop the agent first: it would write
-them again. It needs root, or CAP_NET_ADMIN, and can be repeated.
+them again. It needs root; for iptables-nft alone, CAP_NET_ADMIN. It can be repeated.
 `
 
 // cleanUp removes every rule of ours from both families, and from both backends
@@ -58,8 +58,8 @@ func (o *options) cleanUp(ctx context.Context) error {
 func cleanUpFamily(ctx context.Context, family model.Family, backend iptables.Backend) error {
 	kernel, err := iptables.New(ctx, family, backend)
 	if errors.Is(err, iptables.ErrFamilyUnsupported) {
-		left, lookErr := iptables.FindChains(ctx, backend, family, render.Owns)
-		if len(left) == 0 && lookErr == nil {
+		mayHold, lookErr := mayHoldOurs(ctx, family, backend)
+		if !mayHold && lookErr == nil {
 			return nil // nothing to remove, and nothing to remove it with
 		}
 		return errors.Join(err, lookErr)
@@ -74,6 +74,16 @@ func cleanUpFamily(ctx context.Context, family model.Family, backend iptables.Ba
 	return kernel.Cleanup(ctx, func(id ruleset.ChainID) bool {
 		return render.Owns(id) || iptables.IsProbe(id) || render.Shares(id) && !shared
 	})
+}
+
+// mayHoldOurs reports whether there can be chains of ours in a family without programs,
+// which legacy tables cannot be read without.
+func mayHoldOurs(ctx context.Context, family model.Family, backend iptables.Backend) (bool, error) {
+	if backend == iptables.Legacy {
+		return iptables.HasLegacyTables(family)
+	}
+	ids, err := iptables.FindChains(ctx, backend, family, render.Owns)
+	return len(ids) > 0, err
 }
 
 // isShared reports whether a kubelet keeps chains here. In IPv4 it would miss

@@ -32,29 +32,28 @@ func programsOf(t *testing.T, prefixes ...string) {
 }
 
 // TestCleanupWithoutPrograms: a node without ip6tables is clean when its IPv4 rules are
-// gone; rules that are seen there and cannot be removed are an error.
+// gone; where there are IPv6 rules, or legacy tables that cannot be read, it is not.
 func TestCleanupWithoutPrograms(t *testing.T) {
 	labtest.Require(t)
-	host, err := labtest.New(t).Host("n1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := labtest.New(t)
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend), func(t *testing.T) {
-			path := os.Getenv("PATH")
-			if backend == iptables.NFT {
-				addServices(t, host, "ip6tables-nft")
-				programsOf(t, "iptables")
-				if got := runOn(t, host, cleanUp, "--iptables-backend=nft"); got.code != exitFailed || !strings.Contains(got.err, "IPv6") {
-					t.Errorf("IPv6 rules that cannot be removed: %+v", got)
-				}
-				t.Setenv("PATH", path)
-				cleanUpOn(t, host, backend)
+			host, err := l.Host(string(backend))
+			if err != nil {
+				t.Fatal(err)
 			}
+			path := os.Getenv("PATH")
 			addServices(t, host, "iptables-"+string(backend))
 			programsOf(t, "iptables")
 			cleanUpOn(t, host, backend)
 			t.Setenv("PATH", path)
+			addServices(t, host, "ip6tables-"+string(backend))
+			programsOf(t, "iptables")
+			if got := runOn(t, host, cleanUp, "--iptables-backend="+string(backend)); got.code != exitFailed || !strings.Contains(got.err, "IPv6") {
+				t.Errorf("IPv6 rules that cannot be removed: %+v", got)
+			}
+			t.Setenv("PATH", path)
+			cleanUpOn(t, host, backend)
 		})
 	}
 }

@@ -113,6 +113,7 @@ func TestHelp(t *testing.T) {
 		want []string
 	}{
 		{[]string{"help"}, []string{"Usage: miniproxy [COMMAND] [FLAGS]", "render", "cleanup", "version", "Exit codes"}},
+		{[]string{"help", "--help"}, []string{"Usage: miniproxy [COMMAND] [FLAGS]"}},
 		{[]string{"help", "render"}, []string{"Usage: miniproxy render [FLAGS]"}},
 		{[]string{"--help"}, []string{"miniproxy help lists the other commands", "Usage: miniproxy run [FLAGS]", "--hostname-override", "--iptables-backend"}},
 		{[]string{"-h"}, []string{"Usage: miniproxy run [FLAGS]"}},

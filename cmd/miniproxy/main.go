@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -110,7 +111,7 @@ func dispatch(ctx context.Context, args []string, io streams) error {
 		return all[0].run(ctx, args, io)
 	}
 	if args[0] == "help" {
-		if len(args) == 1 {
+		if len(args) == 1 || slices.Contains([]string{"help", "-h", "--help"}, args[1]) {
 			fmt.Fprint(io.out, usage())
 			return nil
 		}

@@ -78,6 +78,7 @@ func (f *Failover) AfterOutage() {
 func (f *Failover) Clean(ctx context.Context, snap model.Snapshot, changed []model.ServicePortName, nodePorts NodePorts) error {
 	f.note(snap, changed)
 	if f.lost.isEmpty() {
+		f.outage = false
 		return nil
 	}
 	d, err := f.behindLost(snap, nodePorts)

@@ -451,3 +451,21 @@ func TestServiceGoneInOutage(t *testing.T) {
 		checkEntries(t, table)
 	})
 }
+
+// TestOutageWithoutServices: an outage is over even if there was nothing to look at then.
+func TestOutageWithoutServices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := &fakeTable{}
+		f := newFailover(table, &record{}, false)
+		f.AfterOutage()
+		if err := f.Clean(t.Context(), model.Snapshot{}, nil, allNodePorts); err != nil {
+			t.Fatal(err)
+		}
+		begun := syn(to(clusterIP, servicePort), endpointA)
+		table.entries = []Entry{begun}
+		if err := f.Clean(t.Context(), webSnapshot(serving(endpointA)), []model.ServicePortName{web}, allNodePorts); err != nil {
+			t.Fatal(err)
+		}
+		checkEntries(t, table, begun)
+	})
+}

@@ -142,6 +142,14 @@ func CountRules(ctx context.Context, backend Backend) (int, error) {
 	return host{}.rules(ctx, backend)
 }
 
+// HasLegacyTables reports whether the kernel has legacy tables of a family, whoever made
+// them. They can be read only by its programs. The error wraps fs.ErrPermission where
+// not even root may ask.
+func HasLegacyTables(fam model.Family) (bool, error) {
+	tables, err := legacyTables(fam)
+	return len(tables) > 0, err
+}
+
 // CountChains counts what FindChains lists, of both families.
 func CountChains(ctx context.Context, backend Backend, owns func(ruleset.ChainID) bool) (int, error) {
 	n := 0

@@ -107,6 +107,8 @@ type Proxier struct {
 	jumpsChecked time.Time
 	jumpsCost    time.Duration
 	jumpChanges  []iptables.Change
+	// sweepDue says that chains of a former life could not be removed.
+	sweepDue bool
 
 	opts       render.Options
 	units      *units
@@ -250,9 +252,12 @@ func (p *Proxier) write(ctx context.Context, snapshot model.Snapshot, full bool)
 		good.restore()
 		names = merge(names, p.unsynced.ServicePorts) // with those that came meanwhile
 	}
+	unwritten := false
 	for suspects := p.blamed(err); iptables.IsRefused(err); suspects = nil {
 		undo()
-		if !p.contain(ctx, snapshot, good, suspects, names) {
+		found, stopped := p.contain(ctx, snapshot, good, suspects, names)
+		if !found {
+			unwritten = stopped != nil
 			break
 		}
 		full = true
@@ -261,9 +266,12 @@ func (p *Proxier) write(ctx context.Context, snapshot model.Snapshot, full bool)
 	}
 	if err != nil {
 		undo()
-		// Nobody knows which of these the kernel holds, so that none of them can be kept.
-		for _, name := range names {
-			good.replace(name, nil)
+		// Where it was found out who is refused when the lock was taken, the kernel still leads
+		// to the old rules. Else nobody knows which of these it holds, so that none can be kept.
+		if !unwritten {
+			for _, name := range names {
+				good.replace(name, nil)
+			}
 		}
 		p.units = good
 	}

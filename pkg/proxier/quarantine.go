@@ -48,12 +48,14 @@ const groupSize = 100
 // contain finds out which of the Service ports that were to be written made the
 // kernel refuse a transaction, among the suspects first, and puts them aside. It
 // reports whether there are any; if not, something else is wrong. If nothing can be
-// written for now, it puts aside what it has found, and leaves it at that.
+// written for now, it puts aside what it has found, and returns what has stopped it.
 func (p *Proxier) contain(ctx context.Context, snapshot model.Snapshot, before *units,
-	suspects, names []model.ServicePortName) bool {
-	if p.try(ctx, snapshot, p.opts, nil) != nil {
-		// Not even what belongs to no Service is taken.
-		return false
+	suspects, names []model.ServicePortName) (found bool, stopped error) {
+	switch err := p.try(ctx, snapshot, p.opts, nil); {
+	case iptables.IsRefused(err):
+		return false, nil // not even what belongs to no Service is taken
+	case err != nil:
+		return false, err
 	}
 	refused, err := p.isolate(ctx, snapshot, suspects, names)
 	for _, culprit := range refused {
@@ -73,7 +75,7 @@ func (p *Proxier) contain(ctx context.Context, snapshot model.Snapshot, before *
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not find out about all Service ports whether they are refused")
 	}
-	return len(refused) > 0
+	return len(refused) > 0, err
 }
 
 // isolate returns those of the Service ports that are refused: suspects, or if none of

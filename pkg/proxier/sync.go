@@ -51,10 +51,10 @@ func (p *Proxier) syncProxyRules(ctx context.Context, w *writer, snapshot model.
 			return dirty, err
 		}
 	}
-	if !full {
-		return dirty, nil
+	if full || p.sweepDue {
+		return dirty, p.sweep(ctx, w)
 	}
-	return dirty, p.sweep(ctx, w)
+	return dirty, nil
 }
 
 // countChains says about how many chains a snapshot makes.
@@ -196,7 +196,8 @@ func (p *Proxier) writeDispatch(ctx context.Context, w *writer) (gone []ruleset.
 
 // sweep removes chains that the kernel has from a former life of the agent, or from
 // a kube-proxy, and that nobody claims now. No rule of ours leads there any more; if
-// one of somebody else's does, the kernel keeps them, which harms no packet.
+// one of somebody else's does, the kernel keeps them, which harms no packet. Nor does it
+// that they are still there, so what could not be removed for now is left to the next sync.
 func (p *Proxier) sweep(ctx context.Context, w *writer) error {
 	stale, err := p.staleChains(ctx)
 	if err != nil {
@@ -213,10 +214,12 @@ func (p *Proxier) sweep(ctx context.Context, w *writer) error {
 		return err
 	}
 	used, err := w.removeUnused(ctx, stale)
-	if err != nil {
-		return fmt.Errorf("remove chains left over from before: %w", err)
-	}
-	if len(used) > 0 {
+	if p.sweepDue = err != nil; p.sweepDue {
+		for _, id := range stale {
+			p.ledger.forget(id) // or nobody would look for it again
+		}
+		klog.FromContext(ctx).Error(err, "Could not remove chains left over from before; trying again with the next sync")
+	} else if len(used) > 0 {
 		klog.FromContext(ctx).Error(nil, "Chains left over from before stay: rules of others lead to them, and none of ours",
 			"chains", len(used), "first", used[:min(len(used), 5)])
 	}
