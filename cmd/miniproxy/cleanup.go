@@ -25,10 +25,14 @@ func cleanUp(ctx context.Context, args []string, io streams) error {
 	if _, err := o.parse(args, io); err != nil {
 		return err
 	}
-	return needsRoot("cleanup", o.cleanUp(ctx))
+	return o.cleanUp(ctx)
 }
 
 func (o *options) cleanUp(ctx context.Context) error {
+	return needsRoot("cleanup", o.removeRules(ctx))
+}
+
+func (o *options) removeRules(ctx context.Context) error {
 	forced, err := o.forcedBackend()
 	if err != nil {
 		return err

@@ -36,7 +36,7 @@ func runAgent(ctx context.Context, args []string, io streams) error {
 	case c.WriteConfigTo != "":
 		return writeConfig(c)
 	case c.Cleanup:
-		return needsRoot("cleanup", o.cleanUp(ctx))
+		return o.cleanUp(ctx)
 	}
 	if c.Manifests != "" {
 		// Before anything on the node is changed.

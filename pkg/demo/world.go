@@ -28,10 +28,6 @@ const (
 	clusterCIDR6 = "fd00:244::/32"
 )
 
-// syncPeriod is how often the agents look after their rules. It is short so that
-// nobody waits long for a repair where the kernel does not tell of a flush.
-const syncPeriod = 2 * time.Second
-
 // patience is how long the demo waits for the agents to do something. They need
 // milliseconds; a slow machine gets the benefit of the doubt.
 const patience = time.Minute
@@ -155,7 +151,6 @@ func agentArgs(node, manifests, backend string) []string {
 		"--manifests=" + manifests,
 		"--hostname-override=" + node,
 		"--cluster-cidr=" + pods,
-		"--iptables-sync-period=" + syncPeriod.String(),
 		// The machine's own limits are not the demo's to change.
 		"--conntrack-max-per-core=0",
 		"--oom-score-adj=0",
@@ -215,7 +210,7 @@ func (w *world) prober() *lab.Host { return w.hosts["web-a"] }
 func (w *world) awaitAnswer(ctx context.Context, url string) error {
 	return w.await(ctx, "an answer from "+url, func() (bool, error) {
 		// A SYN that is lost is sent again after a second: a new connection tells sooner.
-		_, err := w.prober().Run(ctx, "curl", "-sS", "--connect-timeout", "0.2", url)
+		_, err := w.prober().Run(ctx, "curl", append(curlArgs(url, 1), "--connect-timeout", "0.2")...)
 		return err == nil, nil
 	})
 }

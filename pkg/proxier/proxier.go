@@ -252,12 +252,12 @@ func (p *Proxier) write(ctx context.Context, snapshot model.Snapshot, full bool)
 		good.restore()
 		names = merge(names, p.unsynced.ServicePorts) // with those that came meanwhile
 	}
-	unwritten := false
+	cutShort := false // whether the search for who is refused was
 	for suspects := p.blamed(err); iptables.IsRefused(err); suspects = nil {
 		undo()
 		found, stopped := p.contain(ctx, snapshot, good, suspects, names)
 		if !found {
-			unwritten = stopped != nil
+			cutShort = stopped != nil
 			break
 		}
 		full = true
@@ -266,9 +266,9 @@ func (p *Proxier) write(ctx context.Context, snapshot model.Snapshot, full bool)
 	}
 	if err != nil {
 		undo()
-		// Where it was found out who is refused when the lock was taken, the kernel still leads
-		// to the old rules. Else nobody knows which of these it holds, so that none can be kept.
-		if !unwritten {
+		// After a search that was cut short the kernel still leads to the old rules, which who
+		// is found next time may keep. Else nobody knows which of these it holds.
+		if !cutShort {
 			for _, name := range names {
 				good.replace(name, nil)
 			}

@@ -20,22 +20,23 @@ func servicePorts(svc *corev1.Service, family model.Family) []model.ServicePort 
 	if svc.Spec.Type == corev1.ServiceTypeExternalName || !clusterIP.IsValid() || !hasUsableName(svc) {
 		return nil
 	}
+	given := ranges(svc.Spec.LoadBalancerSourceRanges, family)
 	shared := model.ServicePort{
 		UID:              string(svc.UID),
 		ClusterIP:        clusterIP,
 		ExternalIPs:      addresses(svc.Spec.ExternalIPs, family),
 		LoadBalancerVIPs: loadBalancerVIPs(svc, family),
-		SourceRanges:     sourceRanges(svc, family),
+		SourceRanges:     sourceRanges(given),
 		InternalLocal:    isInternalLocal(svc),
 		ExternalLocal:    isExternalLocal(svc),
 		AffinityTimeout:  affinityTimeout(svc),
 		Created:          svc.CreationTimestamp.Time,
+
+		RangesOfOtherFamily: len(svc.Spec.LoadBalancerSourceRanges) > 0 && len(given) == 0,
 	}
 	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer && shared.ExternalLocal {
 		shared.HealthCheckNodePort = portNumber(svc.Spec.HealthCheckNodePort)
 	}
-	given := svc.Spec.LoadBalancerSourceRanges
-	shared.RangesOfOtherFamily = len(given) > 0 && len(ranges(given, family)) == 0
 	ports := make([]model.ServicePort, 0, len(svc.Spec.Ports))
 	for _, p := range svc.Spec.Ports {
 		number := portNumber(p.Port)
@@ -79,14 +80,13 @@ func loadBalancerVIPs(svc *corev1.Service, family model.Family) []netip.Addr {
 	return addresses(ips, family)
 }
 
-// sourceRanges are whom a load balancer IP lets in. One that holds every address
-// asks for no firewall, as if none were given.
-func sourceRanges(svc *corev1.Service, family model.Family) []netip.Prefix {
-	all := ranges(svc.Spec.LoadBalancerSourceRanges, family)
-	if slices.ContainsFunc(all, func(r netip.Prefix) bool { return r.Bits() == 0 }) {
+// sourceRanges are whom a load balancer IP lets in, of the ranges that are given. One
+// that holds every address asks for no firewall, as if none were given.
+func sourceRanges(given []netip.Prefix) []netip.Prefix {
+	if slices.ContainsFunc(given, func(r netip.Prefix) bool { return r.Bits() == 0 }) {
 		return nil
 	}
-	return all
+	return given
 }
 
 func isInternalLocal(svc *corev1.Service) bool {
